@@ -1,0 +1,34 @@
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-full lint types tests format docs
+
+help:            ## this list
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 20
+
+setup:           ## the environment .venv from pinned versions; costs nothing when it is there
+	@bash scripts/setup.sh
+
+demo: setup      ## train the embedded model and show what it gained
+	@$(BIN)/quatrain train recipes/demo.yaml
+
+test: setup lint types tests   ## the gate: lint, types, layers and tests
+
+lint: setup
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+tests: setup
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q
+
+test-full: setup lint types    ## the gate and the long tier
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m 'full or not full'
+
+format: setup    ## repair layout and imports
+	@$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
+
+docs: setup      ## write the generated page docs/metrics.md anew
+	@$(BIN)/python -m quatrain.telemetry.catalogue quatrain.algorithms.grpo > docs/metrics.md

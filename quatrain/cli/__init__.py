@@ -1,0 +1,165 @@
+"""The command line: arguments to calls, errors to one line. Heavy imports wait until a command needs them."""
+
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated
+
+import typer
+
+from quatrain.errors import Interrupted, QuatrainError
+
+app = typer.Typer(
+    name="quatrain",
+    help="Post-train language models with reinforcement learning. Add --debug to any command for tracebacks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe, see recipes/.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings to change, e.g. train.steps=20.")
+]
+Target = Annotated[
+    str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a model (folder, id, smollm2-135m).")
+]
+TaskOption = Annotated[str | None, typer.Option("--task", help="Prompts: FILE.jsonl, reasoning-gym:NAME, FILE.py:FN.")]
+RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="Recipe with prompts and verifiers (for a MODEL).")]
+StepOption = Annotated[
+    int | None, typer.Option("--step", help="Checkpoint of a RUN; 0 is its start. Default: the last.")
+]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Change a setting of the recipe, KEY.SUB=VALUE.")]
+
+
+@app.command(epilog="Example: quatrain train recipes/demo.yaml train.steps=20 output=runs/longer")
+def train(
+    recipe: Annotated[Path | None, typer.Argument(metavar="RECIPE.yaml", help="A recipe, see recipes/.")] = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything but the weights, then stop.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the recipe's JSON Schema.")] = False,
+) -> None:
+    """Run a recipe, or resume it where it was stopped."""
+    from quatrain.config import Recipe, load_recipe
+
+    if schema:
+        import json
+
+        print(json.dumps(Recipe.model_json_schema(), indent=2))
+        return
+    if recipe is None:
+        raise typer.BadParameter("give a RECIPE.yaml (or --schema)")
+    loaded = load_recipe(recipe, overrides or [])
+    if dry_run:
+        from quatrain.methods.dry_run import dry_run as check
+
+        check(loaded)
+        return
+    from quatrain.methods.online import train as run
+    from quatrain.methods.summary import summarise
+    from quatrain.telemetry.console import Console
+
+    console = Console()
+    summarise(run(loaded, console), console)
+
+
+@app.command(epilog="Example: quatrain probe recipes/gsm8k.yaml --prompts 16")
+def probe(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    prompts: Annotated[int, typer.Option(help="Prompts to try.", min=1)] = 16,
+) -> None:
+    """Before a run: success rate, informative groups, lengths and throughput on a few prompts."""
+    from quatrain.config import load_recipe
+    from quatrain.methods.probe import probe as run
+
+    run(load_recipe(recipe, overrides or []), prompts)
+
+
+@app.command(name="eval", epilog="Example: quatrain eval runs/demo --samples 4 --temperature 1.0")
+def evaluate(
+    target: Target,
+    task: TaskOption = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of --task, e.g. math, numeric.")] = None,
+    recipe: RecipeOption = None,
+    settings: Settings = None,
+    step: StepOption = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
+    samples: Annotated[int | None, typer.Option(help="Completions per prompt (pass@k, mean@k).", min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", min=0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """pass@1, pass@k and mean@k on held-out prompts, with 95 % intervals."""
+    from quatrain.methods.inspect import evaluate_target
+
+    changes = [f"evaluation.{k}={v}" for k, v in (("samples", samples), ("temperature", temperature)) if v is not None]
+    evaluate_target(target, [*(settings or []), *changes], task=task, verifier=verifier, recipe=recipe,
+                    step=step, limit=limit, as_json=as_json)  # fmt: skip
+
+
+@app.command(epilog="Example: quatrain sample runs/demo --prompts 3")
+def sample(
+    target: Target,
+    task: TaskOption = None,
+    verifier: Annotated[str | None, typer.Option(help="Verifier of --task, e.g. math, numeric.")] = None,
+    recipe: RecipeOption = None,
+    settings: Settings = None,
+    step: StepOption = None,
+    prompts: Annotated[int, typer.Option(help="Prompts to show.", min=1)] = 3,
+) -> None:
+    """Completions with their rewards: the best and the worst of each group side by side."""
+    from quatrain.methods.inspect import sample_target
+
+    sample_target(target, settings or [], task=task, verifier=verifier, recipe=recipe, step=step, prompts=prompts)
+
+
+@app.command(epilog="Example: quatrain score math rows.jsonl --set extract=boxed")
+def score(
+    verifier: Annotated[str, typer.Argument(help="A built-in verifier or FILE.py:FUNCTION.")],
+    rows: Annotated[Path, typer.Argument(metavar="ROWS.jsonl", help="Rows with prompt, completion, answer, ...")],
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Setting of the verifier, KEY=VALUE.")] = None,
+) -> None:
+    """Score a file of completions with any verifier: one JSON object a row."""
+    from quatrain.cli.score import score_file
+
+    score_file(verifier, rows, settings or [])
+
+
+@app.command(epilog="Example: quatrain export runs/demo --to exported/demo")
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    to: Annotated[Path, typer.Option("--to", help="New folder for the model.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Merge adapters into the weights.")] = False,
+    step: StepOption = None,
+) -> None:
+    """A plain Hugging Face folder of the trained model."""
+    from quatrain.methods.inspect import export_run
+
+    export_run(run, to, merge=merge, step=step)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line on stderr and exit code 1; --debug shows the traceback."""
+    debug = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    if not debug:
+        sys.excepthook = _one_line
+    try:
+        app()
+    except Interrupted as error:
+        _leave(f"{error}", 130, debug, error)
+    except QuatrainError as error:
+        _leave(f"error: {error}", 1, debug, error)
+
+
+def _leave(line: str, code: int, debug: bool, error: QuatrainError) -> None:
+    if debug:
+        raise error
+    print(line, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def _one_line(kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+    """What is left is a fault of ours."""
+    print(f"internal error: {kind.__name__}: {error}; run again with --debug for the traceback", file=sys.stderr)

@@ -1,0 +1,491 @@
+"""The recipe: every setting of a run, validated before anything is loaded; importable without torch."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from quatrain.errors import SettingError, nearest
+
+
+def _no_boolean(value: Any) -> Any:
+    """YAML reads `yes` and `on` as true, which pydantic would take for 1."""
+    if isinstance(value, bool):
+        raise ValueError("a number, not true or false")
+    return value
+
+
+Positive = Annotated[int, Field(gt=0), BeforeValidator(_no_boolean)]
+NonNegative = Annotated[int, Field(ge=0), BeforeValidator(_no_boolean)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are errors, values are frozen after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (PEFT). With `adapter`, training continues from that saved adapter."""
+
+    rank: Positive = 16
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    targets: str | list[str] = "all-linear"
+    adapter: str | None = Field(None, description="folder of a saved adapter (for instance from SFT) to start from")
+
+
+class ModelConfig(Section):
+    """Which model, in which precision, on which device."""
+
+    path: str = Field(description="smollm2-135m, a Hugging Face folder or an id")
+    dtype: Literal["float32", "bfloat16", "float64"] = Field(
+        "float32", description="arithmetic; trained weights always stay at least float32"
+    )
+    device: str = "auto"
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    gradient_checkpointing: bool = False
+    lora: LoraConfig | None = None
+
+
+class SourceConfig(Section):
+    """One source of prompts; several make a mixture by `weight`."""
+
+    source: str = Field(description="FILE.jsonl, FILE.parquet, hf:NAME, reasoning-gym:TASK, or FILE.py:FUNCTION")
+    name: str | None = Field(None, description="name in the metrics; default: taken from the source")
+    options: dict[str, Any] = Field(default_factory=dict, description="passed to the task or the loader")
+    prompt: str = Field("prompt", description="column with a string or a list of messages")
+    template: str | None = Field(None, description="text around the columns, e.g. '{question} Answer with a number.'")
+    system: str | None = Field(None, description="system message; default: the chat template's own")
+    chat: bool | None = Field(None, description="apply the chat template; default: when the tokenizer has one")
+    prefill: str = Field("", description="text that opens the answer, e.g. '<think>\\n'")
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="verifier's name for a column: column in the data"
+    )
+    verifier: str | None = Field(None, description="verifier of these rows; default: the only one")
+    verifier_column: str | None = Field(None, description="column that names each row's verifier")
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    offset: NonNegative = 0
+    limit: Positive | None = None
+
+
+class VerifierConfig(Section):
+    """One part of a rubric; keys beyond these are the verifier's own settings."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    kind: str = Field(description="a built-in verifier or FILE.py:FUNCTION")
+    weight: float = 1.0
+    timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="default: the verifier's own (math 1 s, otherwise 5 s)"
+    )
+    measures: Literal["correctness", "format", "shaping"] | None = Field(
+        None, description="what the part counts as in evaluations; default: the verifier's own kind"
+    )
+    on_error: Literal["skip", "zero", "stop"] = Field("skip", description="skip: left out of the group and counted")
+
+
+class SamplingConfig(Section):
+    """How tokens are drawn."""
+
+    temperature: Annotated[float, Field(ge=0)] = Field(1.0, description="0 is greedy")
+    top_p: Fraction = 1.0
+    top_k: NonNegative = Field(0, description="0 is off")
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_tokens: Positive = 256
+    stop: list[str] = Field(default_factory=list)
+
+
+class RolloutConfig(SamplingConfig):
+    """How completions are made for training."""
+
+    engine: str = "in_process"
+    group_size: Annotated[int, Field(ge=2)] = 8
+    max_rows: Positive = Field(256, description="completions decoded side by side")
+    max_context: Positive | None = Field(None, description="prompt + completion tokens; default: the model's positions")
+    long_prompts: Literal["skip", "error"] = "skip"
+
+
+class KLConfig(Section):
+    """The KL penalty towards the reference: estimator, where it acts, and how strongly."""
+
+    placement: Literal["none", "loss", "reward", "score"] = "loss"
+    estimator: Literal["k1", "k2", "k3", "abs", "full"] = "k3"
+    coefficient: Annotated[float, Field(ge=0)] = 0.04
+    ratio_weighted: bool = Field(False, description="loss placement: rho * estimator with the differentiable ratio")
+
+    @model_validator(mode="after")
+    def _k1_in_the_loss(self) -> "KLConfig":
+        if self.placement == "loss" and self.estimator == "k1" and not self.ratio_weighted:
+            raise SettingError(
+                "algorithm.kl.estimator",
+                "k1",
+                "k2, k3, abs or full for kl.placement loss",
+                "k1 has zero expected gradient there; or set algorithm.kl.ratio_weighted=true",
+            )
+        if self.ratio_weighted and self.estimator == "full":
+            raise SettingError("algorithm.kl.ratio_weighted", True, "an estimator on sampled tokens",
+                               "full is already exact; remove it")  # fmt: skip
+        if self.ratio_weighted and self.placement != "loss":
+            raise SettingError("algorithm.kl.ratio_weighted", True, "kl.placement loss", "remove it")
+        return self
+
+    @property
+    def active(self) -> bool:
+        """True when a reference is needed."""
+        return self.placement != "none" and self.coefficient > 0
+
+
+class MismatchConfig(Section):
+    """Correction for the difference between the sampler's probabilities and the trainer's."""
+
+    truncate: Annotated[float, Field(gt=0)] | None = Field(None, description="weight min(exp(old - sampler), this)")
+    level: Literal["token", "sequence"] = "token"
+    mask_below: Annotated[float, Field(ge=0)] | None = Field(None, description="drop tokens whose weight is below")
+    mask_above: Annotated[float, Field(gt=0)] | None = Field(None, description="drop tokens whose weight is above")
+
+
+class AlgorithmConfig(Section):
+    """The group-relative family as orthogonal choices; `preset` fills in a row of the table."""
+
+    name: str = Field("grpo", description="a registered algorithm or FILE.py:CLASS")
+    preset: str = "grpo"
+    baseline: Literal["group_mean", "leave_one_out", "none"] = "group_mean"
+    scale: Literal["group", "batch", "none"] = "group"
+    std: Literal["population", "sample"] = "population"
+    std_epsilon: Annotated[float, Field(gt=0)] = 1e-4
+    parts: Literal["sum", "normalised"] = Field("sum", description="weighted sum, or each part normalised in its group")
+    uniform_groups: Literal["keep", "drop"] = "keep"
+    truncated: Literal["as_scored", "mask"] = Field("as_scored", description="completions cut at max_tokens")
+    ratio: Literal["token", "sequence", "sequence_sum"] = "token"
+    clip: Literal["two_sided", "detached_cap"] = "two_sided"
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    aggregate: Literal["sequence", "token", "constant", "sequence_sum"] = "sequence"
+    entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    kl: KLConfig = Field(default_factory=KLConfig)
+    mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
+
+    @model_validator(mode="after")
+    def _parts_within_groups(self) -> "AlgorithmConfig":
+        if self.parts == "normalised" and (self.baseline == "none" or self.scale != "group"):
+            raise SettingError("algorithm.parts", "normalised", "a group baseline and algorithm.scale group",
+                               "each part is centred and scaled within its group")  # fmt: skip
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_preset(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        preset = data.get("preset", "grpo")
+        if not isinstance(preset, str) or preset not in PRESETS:
+            raise SettingError("algorithm.preset", preset, "a known preset", nearest(str(preset), PRESETS))
+        return merge(PRESETS[preset], data)
+
+
+# The preset table of the family, one row of data each; keys not named keep AlgorithmConfig's defaults.
+PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {"kl": {"placement": "loss", "estimator": "k3", "coefficient": 0.04}},
+    "dr_grpo": {"scale": "none", "aggregate": "constant", "kl": {"placement": "none"}},
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "kl": {"placement": "none"}},
+    "cispo": {"clip": "detached_cap", "aggregate": "token", "kl": {"placement": "none"}},
+    "rloo": {"baseline": "leave_one_out", "scale": "none", "ratio": "sequence_sum", "aggregate": "sequence_sum",
+             "kl": {"placement": "score", "estimator": "k1", "coefficient": 0.05}},
+    "reinforce_pp": {"baseline": "none", "scale": "batch", "aggregate": "token",
+                     "kl": {"placement": "reward", "estimator": "k1", "coefficient": 0.01}},
+}  # fmt: skip
+
+
+class TrainConfig(Section):
+    """Steps, batch arithmetic and the optimizer."""
+
+    steps: Positive = 100
+    prompts_per_step: Positive = 16
+    updates_per_step: Positive = Field(1, description="optimizer updates that a rollout batch is split into")
+    epochs: Positive = Field(1, description="passes over a rollout batch")
+    tokens_per_micro_batch: Positive = 4096
+    builder: Literal["padded", "packed", "shared"] = Field(
+        "shared", description="shared: a group's prompt is computed once for all its completions"
+    )
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: NonNegative = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    adam_betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    empty_steps: Positive = Field(10, description="steps in a row without any training signal before the run stops")
+
+
+class EvalConfig(SamplingConfig):
+    """Held-out evaluation during a run."""
+
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    max_tokens: Positive | None = Field(None, description="default: the rollout's")  # type: ignore[assignment]
+    every: NonNegative = Field(0, description="steps between evaluations; 0: only before and after")
+    samples: Positive = Field(1, description="completions per prompt")
+
+
+class CheckpointConfig(Section):
+    """When the state is saved and how much is kept."""
+
+    every: NonNegative = Field(20, description="steps between checkpoints; 0: only at the end")
+    keep_last: Positive = 2
+
+
+class LogConfig(Section):
+    """What is written beside metrics.jsonl."""
+
+    tensorboard: bool = True
+    rollouts_every: NonNegative = Field(1, description="steps between saved rollouts; 0: never")
+
+
+class Recipe(Section):
+    """A whole run. `quatrain train --schema` prints this as JSON Schema."""
+
+    method: Literal["online"] = "online"
+    model: Annotated[ModelConfig, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)]
+    prompts: list[SourceConfig] = Field(min_length=1)
+    held_out: list[SourceConfig] = Field(default_factory=list)
+    verifiers: dict[str, dict[str, VerifierConfig]] = Field(min_length=1)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=lambda: AlgorithmConfig.model_validate({}))
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    evaluation: EvalConfig = Field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    log: LogConfig = Field(default_factory=LogConfig)
+    output: str = "runs/unnamed"
+    seed: NonNegative = 0
+    threads: NonNegative = Field(0, description="CPU threads of the trainer; 0: as torch chooses")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        check_recipe(self)
+        return self
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Conditions between settings; raises SettingError."""
+    train, rollout, algorithm = recipe.train, recipe.rollout, recipe.algorithm
+    if train.prompts_per_step % train.updates_per_step:
+        raise SettingError(
+            "train.updates_per_step", train.updates_per_step,
+            f"a divisor of train.prompts_per_step = {train.prompts_per_step} (groups stay whole)",
+            f"use one of {[n for n in range(1, train.prompts_per_step + 1) if train.prompts_per_step % n == 0]}",
+        )  # fmt: skip
+    if rollout.temperature == 0:
+        raise SettingError("rollout.temperature", 0, "a temperature above 0 for training",
+                           "greedy completions of a group are all equal; use 1.0")  # fmt: skip
+    if algorithm.kl.placement == "score" and algorithm.parts == "normalised":
+        raise SettingError("algorithm.parts", "normalised", "sum when algorithm.kl.placement is score",
+                           "place the KL in the reward instead")  # fmt: skip
+    for index, source in enumerate([*recipe.prompts, *recipe.held_out]):
+        section = "prompts" if index < len(recipe.prompts) else "held_out"
+        place = f"{section}[{index if section == 'prompts' else index - len(recipe.prompts)}]"
+        if source.verifier is not None and source.verifier not in recipe.verifiers:
+            raise SettingError(f"{place}.verifier", source.verifier, "a name under verifiers",
+                               nearest(source.verifier, recipe.verifiers))  # fmt: skip
+        if source.verifier is None and source.verifier_column is None and len(recipe.verifiers) > 1:
+            raise SettingError(f"{place}.verifier", None, "a name, since there are several verifiers",
+                               f"one of {sorted(recipe.verifiers)}, or a verifier_column")  # fmt: skip
+    for name, parts in recipe.verifiers.items():
+        if not parts:
+            raise SettingError(f"verifiers.{name}", {}, "at least one part", "e.g. correct: {kind: math}")
+
+
+def batch_arithmetic(recipe: Recipe) -> str:
+    """The line printed at the start of a run."""
+    train, group = recipe.train, recipe.rollout.group_size
+    completions = train.prompts_per_step * group
+    updates = train.updates_per_step * train.epochs
+    return (
+        f"{train.prompts_per_step} prompts x {group} completions = {completions} completions a step; "
+        f"{completions} / {completions // train.updates_per_step} per update x {train.epochs} epoch(s) = "
+        f"{updates} update(s) a step; {train.tokens_per_micro_batch} tokens per micro-batch"
+    )
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, mapping by mapping; neither is changed."""
+    result = dict(base)
+    for key, value in over.items():
+        old = result.get(key)
+        result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a YAML recipe, apply `key.sub=value` overrides, expand `${NAME}` / `${NAME:-default}`, validate.
+
+    Raises SettingError with one line for a missing file, bad YAML, an unknown key (nearest known key named),
+    a wrong type or a value out of range.
+    """
+    path = Path(path)
+    try:
+        data = _parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingError("recipe", str(path), "an existing YAML file", "see recipes/ for examples") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError("recipe", str(path), "a readable UTF-8 YAML file", str(error)) from None
+    except yaml.YAMLError as error:
+        raise SettingError("recipe", str(path), "valid YAML", " ".join(str(error).split())) from None
+    if not isinstance(data, dict):
+        raise SettingError("recipe", f"{path} holding {type(data).__name__}", "a mapping of settings", "see recipes/")
+    data.setdefault("output", f"runs/{path.stem}")
+    for override in overrides:
+        apply_override(data, override)
+    return validate_recipe(data)
+
+
+def _parse_yaml(text: str) -> Any:
+    """YAML's value; what the parser raises for impossible dates and bottomless nesting becomes a YAMLError too."""
+    try:
+        return yaml.safe_load(text)
+    except ValueError as error:
+        raise yaml.YAMLError(str(error)) from None
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+
+
+def validate_recipe(data: Mapping[str, Any]) -> Recipe:
+    """A Recipe from plain data; every pydantic complaint becomes one SettingError line."""
+    try:
+        return Recipe.model_validate(expand(data))
+    except RecursionError:
+        raise SettingError("recipe", "settings that contain themselves", "finite settings") from None
+    except ValidationError as error:
+        raise as_setting_error(error, Recipe) from None
+
+
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set `key.sub=value` in place; the value is YAML, list items are addressed by number (`prompts.0.limit=5`)."""
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise SettingError("override", override, "key.sub=value", "for example train.steps=20")
+    try:
+        value = _parse_yaml(text)
+    except yaml.YAMLError:
+        raise SettingError(f"override {key}", text, "a YAML value", "quote it") from None
+    if isinstance(value, str):
+        value = _number(value)
+    *path, last = key.split(".")
+    node = _section_at(data, path, key)
+    node[_index(last, node, key) if isinstance(node, list) else last] = value
+
+
+def _section_at(data: dict[str, Any], path: Sequence[str], key: str) -> Any:
+    """The mapping or list at `path`, made where there is none; `model: NAME` is opened into `model: {path: NAME}`."""
+    node: Any = data
+    for position, part in enumerate(path):
+        step: Any = _index(part, node, key) if isinstance(node, list) else part
+        found = node[step] if isinstance(node, list) else node.get(step)
+        if position == 0 and part == "model" and isinstance(found, str):
+            found = {"path": found}
+        if found is not None and not isinstance(found, (dict, list)):
+            place = ".".join(path[: position + 1])
+            raise SettingError(f"override {key}", f"{place} = {found!r}", "a section", "check the key")
+        node[step] = {} if found is None else found
+        node = node[step]
+    return node
+
+
+def _index(part: str, node: list[Any], key: str) -> int:
+    if not node:
+        raise SettingError(f"override {key}", part, "a list position, but the list is empty", "set the whole list")
+    if not part.isdecimal() or int(part) >= len(node):
+        raise SettingError(f"override {key}", part, f"a list position from 0 to {len(node) - 1}", "count from 0")
+    return int(part)
+
+
+def _number(text: str) -> Any:
+    """YAML 1.1 reads 1e-5 as a string; users mean the number."""
+    try:
+        return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", text) else text
+    except ValueError:
+        return text
+
+
+_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def expand(value: Any, place: str = "") -> Any:
+    """`value` with `${NAME}` and `${NAME:-default}` replaced in every string; YAML's string `1e-5` as a number."""
+    if isinstance(value, Mapping):
+        return {key: expand(item, f"{place}.{key}" if place else str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [expand(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def variable(match: re.Match[str]) -> str:
+        found = os.environ.get(match[1], match[2])
+        if found is None:
+            raise SettingError(place, value, f"the environment variable {match[1]}", f"export {match[1]}=...")
+        return found
+
+    return _number(_VARIABLE.sub(variable, value))
+
+
+def as_setting_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> SettingError:
+    """The first complaint of pydantic as `<setting>: got <value>, need <condition>; <what to do>`."""
+    first = error.errors()[0]
+    inner = first.get("ctx", {}).get("error")
+    if isinstance(inner, SettingError):
+        return inner
+    location = _location(first["loc"], prefix)
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(model, first["loc"][:-1])
+        return SettingError(location, "an unknown key", "a known setting", nearest(str(first["loc"][-1]), known))
+    if first["type"] == "missing":
+        return SettingError(location, "nothing", "a value", "add it; see recipes/ for examples")
+    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return SettingError(location, first["input"], message, "see `quatrain train --schema`")
+
+
+def _location(parts: Sequence[int | str], prefix: str) -> str:
+    """`prompts[0].limit`; the names that pydantic adds for the branches of a union are left out."""
+    words = [part for part in parts if part not in ("str", "list[str]", "[key]")]
+    text = prefix
+    for word in words:
+        text += f"[{word}]" if isinstance(word, int) else f".{word}" if text else str(word)
+    return text or "recipe"
+
+
+def _fields_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+    """Names of the settings at a place in the recipe."""
+    node: Any = model
+    for part in location:
+        if isinstance(node, type) and issubclass(node, BaseModel):
+            if str(part) not in node.model_fields:
+                continue
+            node = _inner(node.model_fields[str(part)].annotation)
+        else:
+            node = _inner(node)
+    node = _inner(node)
+    return list(node.model_fields) if isinstance(node, type) and issubclass(node, BaseModel) else []
+
+
+def _inner(annotation: Any) -> Any:
+    """The section class inside Optional, list, dict or Annotated."""
+    while get_origin(annotation) is not None:
+        arguments = [argument for argument in get_args(annotation) if argument is not type(None)]
+        annotation = arguments[-1] if get_origin(annotation) is dict else arguments[0]
+    return annotation
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Settings that differ, as `train.learning_rate: 1e-05 -> 2e-05`."""
+    found = []
+    for key in sorted({*old, *new}):
+        before, after, name = old.get(key), new.get(key), f"{prefix}{key}"
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            found += differences(before, after, f"{name}.")
+        elif before != after:
+            found.append(f"{name}: {before!r} -> {after!r}")
+    return found

@@ -1,0 +1,233 @@
+"""The order of training: a mixture of sources, each in a seeded order of its own, resumable at any point."""
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quatrain.config import SourceConfig
+from quatrain.data.chat import Tokenizer, render
+from quatrain.data.sources import Row, check_verifiers, load_rows, source_names
+from quatrain.errors import DataError, ResumeError, SettingError
+from quatrain.types import Prompt
+
+LongPrompts = Literal["skip", "error"]
+SOURCE_STRIDE = 2**40  # Prompt.index = source number * SOURCE_STRIDE + row number
+_LOG = logging.getLogger("quatrain")
+
+
+class PromptStream:
+    """Endless prompts: source by weight, and within a source every row once per epoch in a seeded order.
+
+    The source of the next prompt is the one furthest behind its share w_s * (taken + 1) - taken_s, so shares are
+    exact at any length, not only on average. Epoch e of source s is a permutation that depends on (seed, s, e) alone.
+    The order is therefore a function of the seed and of how many prompts were taken. Prompts are rendered when taken;
+    with `long_prompts="error"` all of them are rendered at the start, so that the error comes before the first step.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SourceConfig],
+        tokenizer: Tokenizer,
+        seed: int,
+        max_prompt_tokens: int,
+        long_prompts: LongPrompts = "skip",
+        *,
+        verifiers: Collection[str] | None = None,
+        section: str = "prompts",
+    ) -> None:
+        if max_prompt_tokens < 1:
+            raise _no_room(f"{max_prompt_tokens} tokens left for a prompt")
+        self.sources, self.tokenizer, self.seed = tuple(sources), tokenizer, seed
+        self.max_prompt_tokens, self.section = max_prompt_tokens, section
+        self.names = source_names(sources)
+        self._rows = load_sources(sources, section, verifiers)
+        total = sum(source.weight for source in sources)
+        self._share = [source.weight / total for source in sources]
+        self._taken = [0] * len(sources)  # prompts handed out
+        self._position = [0] * len(sources)  # rows visited: those handed out and those skipped
+        self._order: dict[int, tuple[int, NDArray[np.int64]]] = {}  # source: (epoch, permutation)
+        self.skipped_long = 0  # distinct prompts left out because they were too long
+        self._digest = ""
+        if long_prompts == "error":
+            self._check_lengths()
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts. Raises DataError when no prompt of a source is short enough."""
+        return [self._next(self._due()) for _ in range(count)]
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """Prompts handed out so far, by source."""
+        return dict(zip(self.names, self._taken, strict=True))
+
+    def rows(self) -> Iterator[Row]:
+        """Every row of every source, in file order (for the overlap check)."""
+        for rows in self._rows:
+            yield from rows
+
+    def __len__(self) -> int:
+        """Rows of all sources together."""
+        return sum(map(len, self._rows))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is to continue from, as plain JSON."""
+        return {
+            "identity": self._identity(),
+            "taken": list(self._taken),
+            "position": list(self._position),
+            "skipped_long": self.skipped_long,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken. Raises ResumeError when seed, weights or rows are not the same."""
+        now = self._identity()
+        for name, value in now.items():
+            saved = state["identity"].get(name)
+            if saved != value:
+                raise ResumeError(
+                    f"{self.section}: {name} was {saved!r} when the run was saved and is {value!r} now; "
+                    "the order of prompts cannot be continued, restore the data and settings or start a new run"
+                )
+        self._taken, self._position = list(state["taken"]), list(state["position"])
+        self.skipped_long = state["skipped_long"]
+
+    def _identity(self) -> dict[str, Any]:
+        """What the order depends on besides how many were taken."""
+        if not self._digest:
+            digest = hashlib.blake2b(digest_size=16)
+            for row in self.rows():
+                digest.update(repr(row.prompt).encode("utf-8", "surrogatepass"))
+            self._digest = digest.hexdigest()
+        return {
+            "seed": self.seed,
+            "weights": [source.weight for source in self.sources],
+            "rows": [len(rows) for rows in self._rows],
+            "digest of the prompts": self._digest,
+        }
+
+    def _due(self) -> int:
+        """The source furthest behind its share; the first one on a tie."""
+        total = sum(self._taken) + 1
+        behind = [share * total - taken for share, taken in zip(self._share, self._taken, strict=True)]
+        return behind.index(max(behind))
+
+    def _next(self, source: int) -> Prompt:
+        """The next prompt of a source that is short enough."""
+        rows = self._rows[source]
+        shortest = None
+        for _ in rows:
+            position = self._position[source]
+            prompt = self._prompt(source, rows[self._permutation(source, position // len(rows))[position % len(rows)]])
+            self._position[source] += 1
+            length = len(prompt.token_ids)
+            if length <= self.max_prompt_tokens:
+                self._taken[source] += 1
+                return prompt
+            shortest = length if shortest is None else min(shortest, length)
+            self.skipped_long += position < len(rows)
+        raise DataError(
+            f"{self.section}[{source}]: all {len(rows)} prompts of {self.names[source]} are too long: the shortest has "
+            f"{shortest} tokens and rollout.max_context - rollout.max_tokens leaves {self.max_prompt_tokens}; "
+            "raise rollout.max_context or lower rollout.max_tokens"
+        )
+
+    def _permutation(self, source: int, epoch: int) -> NDArray[np.int64]:
+        if self._order.get(source, (-1,))[0] != epoch:
+            self._order[source] = (epoch, permutation(len(self._rows[source]), (self.seed, source, epoch)))
+        return self._order[source][1]
+
+    def _prompt(self, source: int, row: Row) -> Prompt:
+        return make_prompt(row, source, self.sources[source], self.names[source], self.tokenizer, self.section)
+
+    def _check_lengths(self) -> None:
+        for source, rows in enumerate(self._rows):
+            for row in rows:
+                _check_length(self._prompt(source, row), row, f"{self.section}[{source}]", self.max_prompt_tokens)
+
+
+def permutation(count: int, key: Sequence[int]) -> NDArray[np.int64]:
+    """A random order of range(count) from `key`: the ranks of `count` raw Philox numbers.
+
+    Raw bit streams are the part of numpy.random whose values are the same in every version.
+    """
+    numbers = np.random.Philox(np.random.SeedSequence(list(key))).random_raw(count)
+    return np.argsort(numbers, kind="stable").astype(np.int64)
+
+
+def make_prompt(row: Row, number: int, source: SourceConfig, name: str, tokenizer: Tokenizer, section: str) -> Prompt:
+    """A rendered row; `number` is its source's position under `section`."""
+    rendered = render(row, source, tokenizer, f"{section}[{number}]")
+    return Prompt(
+        index=number * SOURCE_STRIDE + row.number,
+        token_ids=rendered.token_ids,
+        text=rendered.text,
+        question=row.question,
+        columns=row.columns,
+        source=name,
+        verifier=row.verifier,
+        prefill=rendered.prefill,
+    )
+
+
+def load_sources(
+    sources: Sequence[SourceConfig], section: str, verifiers: Collection[str] | None = None
+) -> list[list[Row]]:
+    """The rows of each source; with `verifiers`, every row's verifier must be one of them."""
+    loaded = []
+    for number, source in enumerate(sources):
+        rows = load_rows(source, f"{section}[{number}]")
+        if verifiers is not None and source.verifier_column is not None:
+            check_verifiers(rows, verifiers, f"{section}[{number}]")
+        loaded.append(rows)
+    return loaded
+
+
+def held_out_prompts(
+    sources: Sequence[SourceConfig],
+    tokenizer: Tokenizer,
+    max_prompt_tokens: int,
+    long_prompts: LongPrompts = "skip",
+    *,
+    verifiers: Collection[str] | None = None,
+    section: str = "held_out",
+) -> list[Prompt]:
+    """Every prompt of the sources, in file order; those that are too long are left out and counted in a warning.
+
+    Raises SettingError for a too long prompt with `long_prompts="error"`, DataError when none is left.
+    """
+    prompts, skipped = [], 0
+    names = source_names(sources)
+    for number, rows in enumerate(load_sources(sources, section, verifiers)):
+        for row in rows:
+            prompt = make_prompt(row, number, sources[number], names[number], tokenizer, section)
+            if len(prompt.token_ids) <= max_prompt_tokens:
+                prompts.append(prompt)
+                continue
+            if long_prompts == "error":
+                _check_length(prompt, row, f"{section}[{number}]", max_prompt_tokens)
+            skipped += 1
+    left = f"longer than the {max_prompt_tokens} tokens that rollout.max_context - rollout.max_tokens leaves"
+    if sources and not prompts:
+        raise DataError(f"{section}: all {skipped} prompts are {left}; raise max_context or lower max_tokens")
+    if skipped:
+        _LOG.warning("%s: %d of %d prompts are left out: %s", section, skipped, skipped + len(prompts), left)
+    return prompts
+
+
+def _check_length(prompt: Prompt, row: Row, setting: str, max_prompt_tokens: int) -> None:
+    length = len(prompt.token_ids)
+    if length > max_prompt_tokens:
+        raise SettingError(
+            setting,
+            f"a prompt of {length} tokens (row {row.number + 1} of {prompt.source})",
+            f"at most {max_prompt_tokens} (rollout.max_context - rollout.max_tokens)",
+            "raise rollout.max_context, lower rollout.max_tokens, or set rollout.long_prompts=skip",
+        )
+
+
+def _no_room(got: str) -> SettingError:
+    return SettingError("rollout.max_tokens", got, "fewer than rollout.max_context", "lower it or raise max_context")

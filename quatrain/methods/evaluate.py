@@ -1,0 +1,172 @@
+"""Accuracy on held-out prompts, with intervals; nothing of a run's state is touched."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quatrain.config import SamplingConfig
+from quatrain.rewards.rubric import Verifiers
+from quatrain.rollout import Request, RolloutEngine
+from quatrain.telemetry.files import replace_text
+from quatrain.telemetry.metrics import Last, Metric
+from quatrain.types import Prompt, Rollout, Score
+
+Floats = NDArray[np.float64]
+EVALUATION_STREAM = 1  # second word of every seed: evaluation never shares a random stream with training (0)
+RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One held-out completion."""
+
+    prompt_index: int
+    source: str
+    prompt: str
+    question: str  # the prompt without its template, for showing
+    completion: str
+    tokens: int
+    stop_reason: str
+    reward: float  # NaN where the verifier could not judge
+    correct: float  # 1 when every correctness part is fully paid, whatever the form
+    in_form: float  # 1 when correct and every format part is fully paid
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All answers of one evaluation; `samples` completions per prompt stand next to each other."""
+
+    step: int
+    samples: int
+    answers: tuple[Answer, ...]
+
+    def per_prompt(self, name: str) -> Floats:
+        """Mean of an answer's field over each prompt's completions (NaN: not judged)."""
+        values = np.array([getattr(answer, name) for answer in self.answers], dtype=np.float64)
+        return values.reshape(-1, self.samples).mean(1)
+
+    def metrics(self) -> dict[str, Metric]:
+        """`eval/...` metrics."""
+        return {
+            "eval/accuracy": Last(mean(self.per_prompt("correct"))),
+            "eval/accuracy_in_form": Last(mean(self.per_prompt("in_form"))),
+            "eval/reward": Last(mean(self.per_prompt("reward"))),
+            "eval/length": Last(mean(self.per_prompt("tokens"))),
+            "eval/truncated": Last(float(np.mean([answer.stop_reason == "length" for answer in self.answers]))),
+        }
+
+    def save(self, folder: Path) -> None:
+        """RUN/evaluations/step-000040.json."""
+        path = evaluation_path(folder, self.step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [{**asdict(a), "reward": None if np.isnan(a.reward) else a.reward} for a in self.answers]
+        replace_text(path, json.dumps({"step": self.step, "samples": self.samples, "answers": rows}, indent=1))
+
+
+def evaluation_path(folder: Path, step: int) -> Path:
+    """File of an evaluation."""
+    return folder / "evaluations" / f"step-{step:06d}.json"
+
+
+def load_evaluation(folder: Path, step: int) -> Evaluation | None:
+    """A saved evaluation, or None."""
+    path = evaluation_path(folder, step)
+    if not path.is_file():
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    rows = [{**row, "reward": float("nan") if row["reward"] is None else row["reward"]} for row in data["answers"]]
+    return Evaluation(data["step"], data["samples"], tuple(Answer(**row) for row in rows))
+
+
+def evaluate(
+    engine: RolloutEngine,
+    prompts: Sequence[Prompt],
+    verifiers: Verifiers,
+    sampling: SamplingConfig,
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    step: int = 0,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Evaluation:
+    """Complete every prompt `samples` times and score the completions."""
+    engine.submit(
+        [
+            Request(prompt=prompt, group=group, index=index, sampling=sampling,
+                    seed=(seed, EVALUATION_STREAM, group, index))
+            for group, prompt in enumerate(prompts)
+            for index in range(samples)
+        ]
+    )  # fmt: skip
+    rollouts: list[Rollout] = []
+    while batch := engine.completed():
+        rollouts += batch
+        progress(len(rollouts), len(prompts) * samples)
+    rollouts.sort(key=lambda rollout: (rollout.group, rollout.index))
+    scores = verifiers.score(rollouts)
+    answers = [_answer(rollout, score, verifiers) for rollout, score in zip(rollouts, scores, strict=True)]
+    return Evaluation(step, samples, tuple(answers))
+
+
+def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:
+    parts = verifiers.rubric_of(rollout).parts
+    paid = {
+        name: score.parts.get(name, 0.0) / part.weight >= 1 - 1e-9
+        for name, part in parts.items()
+        if part.weight and score.usable
+    }
+    correct = [paid[name] for name in paid if parts[name].measures == "correctness"]
+    form = [paid[name] for name in paid if parts[name].measures == "format"]
+    right = all(correct) if correct else score.usable and score.value >= 1 - 1e-9
+    return Answer(
+        prompt_index=rollout.prompt.index,
+        source=rollout.prompt.source,
+        prompt=rollout.prompt.text,
+        question=rollout.prompt.question or rollout.prompt.text,
+        completion=rollout.text,
+        tokens=rollout.num_tokens,
+        stop_reason=rollout.stop_reason,
+        reward=score.value,
+        correct=float(right),
+        in_form=float(right and all(form)),
+    )
+
+
+def mean(values: Floats) -> float:
+    """Mean of what was judged."""
+    kept = values[~np.isnan(values)]
+    return float(kept.mean()) if len(kept) else float("nan")
+
+
+def interval(values: Floats, seed: int = 0) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean over prompts (percentiles of RESAMPLES resamples; Efron 1979)."""
+    kept = values[~np.isnan(values)]
+    if not len(kept):
+        return float("nan"), float("nan")
+    picks = np.random.default_rng(seed).integers(0, len(kept), size=(RESAMPLES, len(kept)))
+    low, high = np.percentile(kept[picks].mean(1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def compare(before: Evaluation, after: Evaluation, name: str) -> dict[str, Any]:
+    """Means before and after with intervals, and the interval of the paired difference over prompts."""
+    first, second = before.per_prompt(name), after.per_prompt(name)
+    if [a.prompt_index for a in before.answers[:: before.samples]] != [
+        a.prompt_index for a in after.answers[:: after.samples]
+    ]:
+        raise ValueError("evaluations: got different prompts, need the same ones in the same order")
+    difference = second - first
+    return {
+        "before": mean(first),
+        "before_interval": interval(first),
+        "after": mean(second),
+        "after_interval": interval(second),
+        "difference": mean(difference),
+        "difference_interval": interval(difference),
+        "prompts": len(first),
+    }

@@ -1,0 +1,168 @@
+"""Online reinforcement learning: one step, top to bottom.
+
+prompts -> rollouts -> scores -> credit -> batches -> update -> publish the weights
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quatrain.algorithms import Group
+from quatrain.config import Recipe, batch_arithmetic
+from quatrain.errors import Interrupted, NonFiniteError
+from quatrain.methods.evaluate import Evaluation, compare
+from quatrain.methods.run import Run, held_out, open_run
+from quatrain.methods.run_folder import save_rollouts, save_samples
+from quatrain.methods.step_metrics import Stopwatch, rollout_metrics, score_metrics
+from quatrain.rollout import Request
+from quatrain.telemetry.console import Console
+from quatrain.telemetry.metrics import Metric, merge_metrics
+from quatrain.types import Prompt, Rollout, Sample, Score
+
+TRAINING_STREAM = 0  # second word of every seed: see methods/evaluate.py
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a finished run leaves in memory; the rest is in `folder`."""
+
+    folder: Path
+    steps: int
+    before: Evaluation | None
+    after: Evaluation | None
+
+    def gain(self, name: str = "correct") -> dict[str, Any] | None:
+        """Held-out means before and after with 95 % intervals; None without held-out prompts."""
+        return compare(self.before, self.after, name) if self.before and self.after else None
+
+
+def train(recipe: Recipe, console: Console | None = None) -> Result:
+    """Run or resume `recipe`. Ctrl-C and SIGTERM save the state and raise Interrupted."""
+    console = console or Console()
+    with console, open_run(recipe, console) as run:
+        console.say(batch_arithmetic(recipe))
+        before = held_out(run, 0)
+        console.start(recipe.train.steps, run.step + 1)
+        try:
+            while run.step < recipe.train.steps:
+                run.finish_step(online_step(run, run.step + 1))
+                run.stop.check()
+        except Interrupted:
+            path = run.save()
+            run.log.event("interrupted", "stopped by the user", run.step)
+            raise Interrupted(
+                f"stopped after step {run.step}, saved in {path}; run the same command to go on"
+            ) from None
+        return Result(run.folder, run.step, before, held_out(run, run.step))
+
+
+def online_step(run: Run, step: int) -> dict[str, Metric]:
+    """Prompt -> Rollout -> Score -> advantages -> Sample -> TrainBatch -> sums -> update; returns the metrics."""
+    clock = Stopwatch()
+    prompts = run.prompts.take(run.recipe.train.prompts_per_step)
+    rollouts = sample(run, prompts, step)
+    clock.lap("rollout")
+
+    scores = run.verifiers.score(rollouts)
+    clock.lap("score")
+    run.stop.check()
+
+    samples = to_samples(rollouts)
+    samples = run.learner.annotate(samples, streams_needed(run), run.phase("reference"))
+    samples, credit = run.algorithm.credit(to_groups(prompts, rollouts, scores, samples))
+
+    updates = []
+    for number, batch in enumerate(update_batches(run.recipe, samples, step), 1):
+        if number == 1:
+            run.stop.check()
+        try:
+            updates.append(run.learner.update(batch, run.algorithm, step, run.phase(f"update {number}")))
+        except NonFiniteError as error:
+            path = save_samples(run.folder, step, error.samples)
+            raise NonFiniteError(f"step {step}: {error}; they are written to {path}") from None
+    run.engine.update_weights(step)
+    clock.lap("update")
+
+    if run.recipe.log.rollouts_every and step % run.recipe.log.rollouts_every == 0:
+        save_rollouts(run.folder, step, rollouts, scores, samples)
+    scored = score_metrics(run.verifiers, rollouts, scores)
+    return merge_metrics(rollout_metrics(rollouts), scored, credit, *updates, clock.metrics(rollouts))
+
+
+def sample(run: Run, prompts: Sequence[Prompt], step: int) -> list[Rollout]:
+    """A group of completions per prompt, each from its own random stream (seed, step, group, index)."""
+    config = run.recipe.rollout
+    run.engine.submit(
+        [
+            Request(prompt=prompt, group=group, index=index, sampling=config,
+                    seed=(run.recipe.seed, TRAINING_STREAM, step, group, index))
+            for group, prompt in enumerate(prompts)
+            for index in range(config.group_size)
+        ]
+    )  # fmt: skip
+    rollouts: list[Rollout] = []
+    progress = run.phase("sampling")
+    while batch := run.engine.completed():
+        rollouts += batch
+        progress(len(rollouts), len(prompts) * config.group_size)
+        run.stop.check()
+    return sorted(rollouts, key=lambda rollout: (rollout.group, rollout.index))
+
+
+def to_samples(rollouts: Sequence[Rollout]) -> list[Sample]:
+    """One sample per trajectory; `completion` is the rollout's number in the step."""
+    return [
+        Sample(
+            token_ids=trajectory.token_ids,
+            trained=trajectory.trained,
+            group=rollout.group,
+            completion=number,
+            prompt_length=trajectory.segments[0].end,
+            label=f"prompt {rollout.prompt.index} of {rollout.prompt.source}, completion {rollout.index}",
+            streams={"sampler_logprobs": trajectory.sampler_logprobs[trajectory.trained]},
+        )
+        for number, rollout in enumerate(rollouts)
+        for trajectory in rollout.trajectories
+    ]
+
+
+def to_groups(
+    prompts: Sequence[Prompt], rollouts: Sequence[Rollout], scores: Sequence[Score], samples: Sequence[Sample]
+) -> list[Group]:
+    """The step's completions by prompt."""
+    of_completion: list[list[Sample]] = [[] for _ in rollouts]
+    for item in samples:
+        of_completion[item.completion].append(item)
+    groups = []
+    for number, prompt in enumerate(prompts):
+        members = [index for index, rollout in enumerate(rollouts) if rollout.group == number]
+        groups.append(
+            Group(
+                prompt=prompt,
+                scores=tuple(scores[index] for index in members),
+                samples=tuple(tuple(of_completion[index]) for index in members),
+                truncated=tuple(rollouts[index].stop_reason == "length" for index in members),
+            )
+        )
+    return groups
+
+
+def streams_needed(run: Run) -> frozenset[str]:
+    """What the algorithm asks for, and the old log-probabilities when weights move before the last update."""
+    several = run.recipe.train.updates_per_step * run.recipe.train.epochs > 1
+    return run.algorithm.needs.streams | ({"old_logprobs"} if several else set())
+
+
+def update_batches(recipe: Recipe, samples: Sequence[Sample], step: int) -> list[list[Sample]]:
+    """The samples of each update: groups stay whole; from the second epoch on they are shuffled anew."""
+    groups = list(range(recipe.train.prompts_per_step))
+    batches = []
+    for epoch in range(recipe.train.epochs):
+        order = groups if epoch == 0 else np.random.default_rng((recipe.seed, 2, step, epoch)).permutation(groups)
+        for part in np.array_split(order, recipe.train.updates_per_step):
+            chosen = set(part.tolist())
+            batches.append([item for item in samples if item.group in chosen])
+    return [batch for batch in batches if batch]

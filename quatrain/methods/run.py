@@ -1,0 +1,234 @@
+"""A run's parts, put together from its recipe: opened fresh, or continued from its last checkpoint."""
+
+import contextlib
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from quatrain.algorithms import ALGORITHMS, Algorithm
+from quatrain.config import Recipe, SamplingConfig
+from quatrain.data.overlap import check_disjoint
+from quatrain.data.prompts import PromptStream, held_out_prompts, load_sources
+from quatrain.errors import DataError, Interrupted, SettingError
+from quatrain.methods.evaluate import Evaluation, evaluate, load_evaluation
+from quatrain.methods.run_folder import (
+    owned,
+    set_rollouts_aside,
+    settle_environment,
+    settle_recipe,
+)
+from quatrain.models.forward import check_forward
+from quatrain.models.load import LanguageModel, load_language_model
+from quatrain.rewards.rubric import Verifiers, build_verifiers
+from quatrain.rollout import ENGINES, RolloutEngine
+from quatrain.telemetry import TRACKERS, Tracker
+from quatrain.telemetry.console import Console
+from quatrain.telemetry.metrics import Last, Metric
+from quatrain.telemetry.run_log import RunLog
+from quatrain.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from quatrain.train.learner import Learner
+from quatrain.types import Prompt
+
+
+class StopRequest:
+    """Ctrl-C and SIGTERM as a request that the loop reads where the state is whole; a second Ctrl-C stops at once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.signal: int | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Catch the signals while inside (in the main thread; elsewhere signals cannot be caught)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        old = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        self._console.say("stopping: the state is saved first (Ctrl-C again stops at once)")
+
+    def check(self) -> None:
+        """Raise Interrupted when a stop was asked for."""
+        if self.signal is not None:
+            raise Interrupted("stopped by the user")
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Everything that a step touches. `step` is the last finished one; `boundary` the prompts' state after it."""
+
+    recipe: Recipe
+    folder: Path
+    console: Console
+    stop: StopRequest
+    learner: Learner
+    engine: RolloutEngine
+    algorithm: Algorithm
+    prompts: PromptStream
+    held_out: list[Prompt]
+    verifiers: Verifiers
+    log: RunLog
+    trackers: list[Tracker]
+    step: int = 0
+    empty_steps: int = 0
+    boundary: dict[str, Any] = field(default_factory=dict)
+
+    def phase(self, name: str) -> Callable[[int, int], None]:
+        """Where a phase of the step reports how far it is."""
+        return lambda done, total: self.console.phase(name, done, total)
+
+    def finish_step(self, metrics: dict[str, Metric]) -> None:
+        """The step is whole: count it, record it, save and evaluate when due.
+
+        Raises DataError after `train.empty_steps` steps in a row in which no update was made.
+        """
+        self.step += 1
+        self.boundary = self.prompts.state_dict()
+        self.empty_steps = 0 if "train/updates" in metrics else self.empty_steps + 1
+        metrics["prompts/skipped_long"] = Last(self.prompts.skipped_long)
+        recipe, last = self.recipe, self.step == self.recipe.train.steps
+        if recipe.evaluation.every and self.step % recipe.evaluation.every == 0 and not last:
+            evaluation = held_out(self, self.step)
+            metrics |= evaluation.metrics() if evaluation else {}
+        self.log.metrics(self.step, metrics)
+        self.console.step(self.step, metrics)
+        for tracker in self.trackers:
+            tracker.log(self.step, {name: metric.value for name, metric in metrics.items()})
+        if last or (recipe.checkpoint.every and self.step % recipe.checkpoint.every == 0):
+            self.save()
+        if self.empty_steps >= recipe.train.empty_steps:
+            self.save()
+            raise DataError(
+                f"train.empty_steps: {self.empty_steps} steps in a row made no update, because no group had two "
+                "different scores; check the verifier (quatrain score) and how hard the prompts are (quatrain probe)"
+            )
+
+    def save(self) -> Path:
+        """Checkpoint of the last finished step."""
+        state = {"prompts": self.boundary, "empty_steps": self.empty_steps}
+        return save_checkpoint(self.folder, self.step, self.learner, state, self.recipe.checkpoint.keep_last)
+
+
+@contextlib.contextmanager
+def open_run(recipe: Recipe, console: Console) -> Iterator[Run]:
+    """Load all parts; a folder that already holds this recipe's run is continued from its last checkpoint."""
+    folder = Path(recipe.output)
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(owned(folder))
+        notes = settle_recipe(folder, recipe)
+        log = RunLog(folder)
+        verifiers = stack.enter_context(build_verifiers(recipe.verifiers))
+        console.say(f"loading {recipe.model.path}")
+        torch.manual_seed(recipe.seed)  # adapters start from random numbers
+        policy = load_language_model(recipe.model)
+        check_forward(policy)
+        room = prompt_room(recipe, policy)
+        prompts = PromptStream(recipe.prompts, policy.tokenizer, recipe.seed, room, recipe.rollout.long_prompts,
+                               verifiers=recipe.verifiers)  # fmt: skip
+        held_out = held_out_prompts(recipe.held_out, policy.tokenizer, room, recipe.rollout.long_prompts,
+                                    verifiers=recipe.verifiers)  # fmt: skip
+        check_disjoint(prompts.rows(), chain.from_iterable(load_sources(recipe.held_out, "held_out")))
+        algorithm = ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm, recipe.rollout.max_tokens)
+        learner = Learner(policy, recipe.train, recipe.rollout.temperature, reference_copy(recipe, algorithm))
+        engine = ENGINES.get(recipe.rollout.engine, "rollout.engine")(
+            policy, max_rows=recipe.rollout.max_rows, max_context=recipe.rollout.max_context
+        )
+        stack.callback(engine.close)
+        run = Run(
+            recipe=recipe, folder=folder, console=console, stop=StopRequest(console), learner=learner, engine=engine,
+            algorithm=algorithm, prompts=prompts, held_out=held_out, verifiers=verifiers, log=log, trackers=[],
+        )  # fmt: skip
+        _resume(run, notes)
+        if recipe.log.tensorboard:
+            run.trackers.append(TRACKERS.get("tensorboard")(folder, run.step + 1))
+        for tracker in run.trackers:
+            stack.callback(tracker.close)
+        stack.enter_context(run.stop.listening())
+        yield run
+
+
+def _resume(run: Run, notes: list[str]) -> None:
+    """Continue from the last checkpoint, if there is one; later rows of the record are set aside."""
+    steps = checkpoints(run.folder)
+    differing = settle_environment(run.folder)
+    if steps:
+        trainer = load_checkpoint(run.folder, steps[-1], run.learner)
+        run.step, run.empty_steps = trainer["step"], trainer["empty_steps"]
+        run.prompts.load_state_dict(trainer["prompts"])
+        run.engine.update_weights(run.step)
+    run.boundary = run.prompts.state_dict()
+    moved = run.log.set_aside(run.step)
+    set_rollouts_aside(run.folder, run.step)
+    for leftover in (run.folder / "checkpoints").glob(".writing-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    if run.step or moved:
+        run.console.say(
+            f"continuing {run.folder} after step {run.step}" + (f" ({moved} later rows set aside)" if moved else "")
+        )
+        run.log.event("resume", f"continued after step {run.step}", run.step, set_aside=moved, changed=notes)
+        if differing:
+            run.console.warn(
+                "this environment is not the one the run began in, so bits may differ: " + "; ".join(differing[:3])
+            )
+            run.log.event("environment", "environment differs", run.step, changed=differing)
+
+
+def held_out(run: Run, step: int) -> Evaluation | None:
+    """Evaluate the held-out prompts with the present weights; an evaluation that is on disk is not made again."""
+    if not run.held_out:
+        return None
+    done = load_evaluation(run.folder, step)
+    if done is None:
+        own = run.recipe.evaluation
+        done = evaluate(
+            run.engine, run.held_out, run.verifiers, eval_sampling(run.recipe), samples=own.samples,
+            seed=run.recipe.seed, step=step, progress=run.phase("evaluating"),
+        )  # fmt: skip
+        done.save(run.folder)
+    return done
+
+
+def prompt_room(recipe: Recipe, policy: LanguageModel) -> int:
+    """Most tokens that a prompt may have, so that a whole answer fits behind it."""
+    limit = recipe.rollout.max_context or policy.max_positions
+    if limit > policy.max_positions:
+        raise SettingError("rollout.max_context", limit, f"at most the model's {policy.max_positions} positions",
+                           "lower it")  # fmt: skip
+    answers = [recipe.rollout.max_tokens] + ([recipe.evaluation.max_tokens or 0] if recipe.held_out else [])
+    return limit - max(answers)
+
+
+def eval_sampling(recipe: Recipe) -> SamplingConfig:
+    """Sampling of evaluations: the evaluation's own settings, length and stops of the rollout where it has none."""
+    own = recipe.evaluation
+    return SamplingConfig(
+        temperature=own.temperature, top_p=own.top_p, top_k=own.top_k, min_p=own.min_p,
+        max_tokens=own.max_tokens or recipe.rollout.max_tokens, stop=own.stop or recipe.rollout.stop,
+    )  # fmt: skip
+
+
+def reference_copy(recipe: Recipe, algorithm: Algorithm) -> LanguageModel | None:
+    """A frozen copy of the start, when the algorithm reads a reference and no adapter can be turned off instead."""
+    wanted = algorithm.needs.full_kl or any(name.startswith("reference") for name in algorithm.needs.streams)
+    if not wanted or recipe.model.lora is not None:
+        return None
+    return load_language_model(recipe.model, trainable=False)

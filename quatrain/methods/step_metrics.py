@@ -1,0 +1,73 @@
+"""What a step tells about itself besides what the algorithm reports."""
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from quatrain.rewards.rubric import Verifiers
+from quatrain.telemetry.metrics import Last, Max, Mean, Metric, Sum
+from quatrain.types import Rollout, Score
+
+
+class Stopwatch:
+    """Seconds per phase of a step."""
+
+    def __init__(self) -> None:
+        self._start = self._lap = time.perf_counter()
+        self._phases: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """The time since the last lap belongs to `phase`."""
+        now = time.perf_counter()
+        self._phases[phase] = now - self._lap
+        self._lap = now
+
+    def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, Metric]:
+        """time/..., speed/... and memory/..."""
+        total = time.perf_counter() - self._start
+        tokens = sum(rollout.num_tokens for rollout in rollouts)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return {
+            **{f"time/{phase}_s": Last(seconds) for phase, seconds in self._phases.items()},
+            "time/step_s": Last(total),
+            "speed/tokens_per_s": Last(tokens / total),
+            "speed/rollout_tokens_per_s": Last(tokens / max(self._phases.get("rollout", total), 1e-9)),
+            "memory/rss_peak_gib": Last(peak / 2**30),
+        }
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Metric]:
+    """rollout/...: lengths and how completions ended."""
+    lengths = [rollout.num_tokens for rollout in rollouts]
+    prompts = {rollout.group: len(rollout.prompt.token_ids) for rollout in rollouts}
+    kept = np.concatenate([t.kept_mass[t.trained] for rollout in rollouts for t in rollout.trajectories])
+    count = len(rollouts)
+    reasons = ("eos", "stop", "length", "aborted")
+    return {
+        "rollout/tokens": Sum(sum(lengths)),
+        "rollout/prompt_tokens": Sum(sum(prompts.values())),
+        "rollout/completions": Sum(count),
+        "rollout/length": Mean(sum(lengths), count),
+        "rollout/length_max": Max(max(lengths)),
+        "rollout/truncated": Mean(sum(rollout.stop_reason == "length" for rollout in rollouts), count),
+        **{f"rollout/stop_{r}": Mean(sum(rollout.stop_reason == r for rollout in rollouts), count) for r in reasons},
+        "rollout/kept_mass": Mean(float(kept.sum()), len(kept)),
+    }
+
+
+def score_metrics(verifiers: Verifiers, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, Metric]:
+    """reward/PART before its weight, and reward/mean of every source when there are several."""
+    sums: dict[str, list[float]] = {}
+    sources = {rollout.prompt.source for rollout in rollouts}
+    for rollout, score in zip(rollouts, scores, strict=True):
+        if not score.usable:
+            continue
+        for name, part in verifiers.rubric_of(rollout).parts.items():
+            if name in score.parts and part.weight:
+                sums.setdefault(f"reward/{name}", []).append(score.parts[name] / part.weight)
+        if len(sources) > 1:
+            sums.setdefault(f"source/{rollout.prompt.source}/reward/mean", []).append(score.value)
+    return {name: Mean(sum(values), len(values)) for name, values in sums.items()}

@@ -1,0 +1,152 @@
+"""Weighted parts to one score, and rows to their rubric."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+from quatrain.config import VerifierConfig
+from quatrain.errors import VerifierError
+from quatrain.rewards.build import build_verifier
+from quatrain.rewards.verifier import Kind, Verifier, label
+from quatrain.types import Rollout, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One named verifier of a rubric, its weight, and what it counts as in evaluations."""
+
+    verifier: Verifier
+    weight: float = 1.0
+    measures: Kind = "shaping"
+
+
+@dataclass(frozen=True, slots=True)
+class Rubric:
+    """value = sum over parts of weight * part; `Score.parts` holds the summands, so a raw part is parts[name] / weight.
+
+    A part that abstains is left out; when all do, so does the rubric. When a part could not judge, neither could the
+    rubric: the score is an error that names the part, never a smaller number.
+    """
+
+    parts: Mapping[str, Part]
+
+    async def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score per rollout, in order; the parts score side by side."""
+        columns = await asyncio.gather(*(_score_part(part.verifier, rollouts) for part in self.parts.values()))
+        return [self._combine(row) for row in zip(*columns, strict=True)]
+
+    def _combine(self, row: Sequence[Score]) -> Score:
+        named = dict(zip(self.parts, row, strict=True))
+        notes = "; ".join(f"{name}: {score.error}" for name, score in named.items() if score.error)
+        if any(score.status == "error" for score in row):
+            return Score(status="error", error=notes)
+        summands = {name: self.parts[name].weight * score.value for name, score in named.items() if score.usable}
+        if not summands:
+            return Score(status="abstained")
+        placed = tuple(
+            (position, self.parts[name].weight * reward)
+            for name, score in named.items()
+            if score.usable
+            for position, reward in score.placed
+        )
+        return Score(value=math.fsum(summands.values()), parts=summands, error=notes, placed=placed)
+
+    def close(self) -> None:
+        """Close every part."""
+        for part in self.parts.values():
+            part.verifier.close()
+
+
+async def _score_part(verifier: Verifier, rollouts: Sequence[Rollout]) -> list[Score]:
+    """Scores in order; a verifier of scope `group` gets one call per group."""
+    if verifier.scope == "completion":
+        return list(await verifier.score(rollouts))
+    members: dict[int, list[int]] = {}
+    for position, rollout in enumerate(rollouts):
+        members.setdefault(rollout.group, []).append(position)
+    answers = await asyncio.gather(
+        *(verifier.score([rollouts[position] for position in positions]) for positions in members.values())
+    )
+    placed = {
+        position: score
+        for positions, scores in zip(members.values(), answers, strict=True)
+        for position, score in zip(positions, scores, strict=True)
+    }
+    return [placed[position] for position in range(len(rollouts))]
+
+
+class Verifiers:
+    """The rubrics of a recipe by name. `rollout.prompt.verifier` routes a row; empty means the only one.
+
+    Example: `with build_verifiers(recipe.verifiers) as verifiers: scores = verifiers.score(rollouts)`
+    """
+
+    def __init__(self, rubrics: Mapping[str, Rubric]) -> None:
+        self.rubrics = dict(rubrics)
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score per rollout, in order; runs an event loop until all are there (also from a notebook's)."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self.score_async(rollouts))
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, self.score_async(rollouts)).result()
+
+    async def score_async(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """`score` for a caller that has an event loop."""
+        routes: dict[str, list[int]] = {}
+        for position, rollout in enumerate(rollouts):
+            routes.setdefault(self._route(rollout), []).append(position)
+        answers = await asyncio.gather(
+            *(self.rubrics[name].score([rollouts[p] for p in positions]) for name, positions in routes.items())
+        )
+        scores: dict[int, Score] = {}
+        for positions, part in zip(routes.values(), answers, strict=True):
+            scores.update(zip(positions, part, strict=True))
+        return [scores[position] for position in range(len(rollouts))]
+
+    def rubric_of(self, rollout: Rollout) -> Rubric:
+        """The rubric that scores this rollout."""
+        return self.rubrics[self._route(rollout)]
+
+    def _route(self, rollout: Rollout) -> str:
+        name = rollout.prompt.verifier
+        if not name and len(self.rubrics) == 1:
+            return next(iter(self.rubrics))
+        if name not in self.rubrics:
+            known = ", ".join(sorted(self.rubrics))
+            raise VerifierError(f"{label(rollout)} asks for verifier {name!r}, need one of: {known}")
+        return name
+
+    def close(self) -> None:
+        """End every worker process."""
+        for rubric in self.rubrics.values():
+            rubric.close()
+
+    def __enter__(self) -> "Verifiers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def build_verifiers(sections: Mapping[str, Mapping[str, VerifierConfig]], setting: str = "verifiers") -> Verifiers:
+    """The verifiers of a recipe; when one cannot be built, those built before are closed."""
+    rubrics: dict[str, dict[str, Part]] = {}
+    try:
+        for name, parts in sections.items():
+            rubrics[name] = {}
+            for part, config in parts.items():
+                verifier = build_verifier(config, f"{setting}.{name}.{part}")
+                rubrics[name][part] = Part(verifier, config.weight, config.measures or verifier.kind)
+    except BaseException:
+        for built in rubrics.values():
+            Rubric(built).close()
+        raise
+    return Verifiers({name: Rubric(parts) for name, parts in rubrics.items()})

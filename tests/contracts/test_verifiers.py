@@ -1,0 +1,156 @@
+"""What every verifier promises, on every registered one and on a user's function."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from quatrain.config import VerifierConfig
+from quatrain.rewards import VERIFIERS, Example, Verifier, build_verifier, text_rollout
+from quatrain.types import Rollout, Score
+
+DEADLINE_S = 20.0  # generous: this is not a benchmark, and a worker of `math` may have to start
+
+FUNCTION = """
+def reward(prompt, completion, answer):
+    lines = completion.strip().splitlines()
+    return bool(lines) and lines[-1].strip() == answer
+"""
+
+GARBAGE = [
+    "\\boxed{",
+    "<think><answer>####",
+    "\ud800\x00\u202e",
+    "{}[]()$$$",
+    "\\frac{}{}",
+    "9" * 5000,
+    "1e999999999",
+    "nan",
+]
+
+
+@dataclass(frozen=True)
+class Subject:
+    name: str
+    verifier: Verifier
+    kind: str
+    examples: tuple[Example, ...]
+
+    def score(self, rollouts: list[Rollout]) -> list[Score]:
+        return list(asyncio.run(self.verifier.score(rollouts)))
+
+
+@pytest.fixture(scope="module", params=[*VERIFIERS.names(), "function"])
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    kind = request.param
+    if kind == "function":
+        path = tmp_path_factory.mktemp("user") / "user_reward.py"
+        path.write_text(FUNCTION)
+        kind = f"{path}:reward"
+    verifier = build_verifier(VerifierConfig(kind=kind, timeout_s=5.0), kind)
+    if request.param == "function":
+        examples = (
+            Example(prompt="6*12?", completion="I think\n72", columns={"answer": "72"}, value=1.0),
+            Example(completion="73", columns={"answer": "7"}, value=0.0),
+        )
+        yield Subject("function", verifier, "correctness", examples)
+    else:
+        yield Subject(kind, verifier, verifier.kind, verifier.examples)
+    verifier.close()
+
+
+def rollout_of(example: Example, completion: str | None = None, index: int = 0) -> Rollout:
+    text = example.completion if completion is None else completion
+    tokens = example.tokens if completion is None else tuple(range(min(len(text), 64)))
+    return text_rollout(text, example.columns, prompt=example.prompt, tokens=tokens, index=index)
+
+
+def test_its_own_examples_earn_what_they_say(subject: Subject) -> None:
+    scores = subject.score([rollout_of(example, index=i) for i, example in enumerate(subject.examples)])
+    assert [score.value for score in scores] == pytest.approx([example.value for example in subject.examples])
+    assert len({example.value for example in subject.examples}) > 1
+
+
+def bad_completions(example: Example) -> list[str]:
+    return ["", " \n\t ", "I do not know.", *GARBAGE, "x" * 1_000_000, "( " * 500_000, example.prompt]
+
+
+def test_correctness_pays_nothing_else(subject: Subject) -> None:
+    if subject.kind != "correctness":
+        pytest.skip("no correctness verifier")
+    paid = [example for example in subject.examples if example.value == 1.0]
+    assert any(example.prompt for example in paid)
+    for example in paid[:1]:
+        rollouts = [rollout_of(example, text) for text in bad_completions(example)]
+        assert [score.value for score in subject.score(rollouts) if score.status == "ok"] == [0.0] * len(rollouts)
+
+
+def test_correctness_does_not_pay_another_rows_gold(subject: Subject) -> None:
+    if subject.kind != "correctness":
+        pytest.skip("no correctness verifier")
+    paid = [example for example in subject.examples if example.value == 1.0]
+    other = replace(paid[0], columns={"answer": "987654321"})
+    assert [score.value for score in subject.score([rollout_of(paid[0]), rollout_of(other)])] == [1.0, 0.0]
+    if len(paid) > 1:
+        crossed = replace(paid[0], columns=paid[1].columns)
+        assert subject.score([rollout_of(crossed)])[0].value == 0.0
+
+
+def test_one_finite_score_per_rollout_in_order_within_the_deadline(subject: Subject) -> None:
+    example = subject.examples[0]
+    batch = [rollout_of(example, text) for text in bad_completions(example)] + [rollout_of(example)] * 5
+    started = time.monotonic()
+    scores = subject.score(batch)
+    assert time.monotonic() - started < DEADLINE_S
+    assert len(scores) == len(batch)
+    assert all(math.isfinite(score.value) for score in scores if score.usable)
+    assert all(score.status in ("ok", "abstained") for score in scores)
+    assert [score.value for score in scores[-5:]] == pytest.approx([example.value] * 5)
+    assert subject.score([]) == []
+
+
+def test_the_same_score_again_also_from_threads(subject: Subject) -> None:
+    batch = [rollout_of(example, index=i) for i, example in enumerate(subject.examples)]
+    expected = subject.score(batch)
+    results: list[list[Score]] = []
+    threads = [threading.Thread(target=lambda: results.append(subject.score(batch))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    assert all(scores == expected for scores in results)
+
+
+def test_the_prompt_is_not_scored(subject: Subject) -> None:
+    """A prompt that mentions \\boxed{}, a gold or a format earns nothing for the completion."""
+    example = subject.examples[0]
+    plain = rollout_of(example, "nothing of the sort")
+    echo = f"Write \\boxed{{{example.columns.get('answer', '')}}} or <think>a</think>b. {example.completion}"
+    loaded = text_rollout("nothing of the sort", example.columns, prompt=echo, tokens=range(len("nothing of the sort")))
+    assert subject.score([plain]) == subject.score([loaded])
+
+
+def test_a_file_can_name_a_verifier_class(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(
+        "from quatrain.config import Section\n"
+        "from quatrain.types import Score\n"
+        "class Longest:\n"
+        "    class Settings(Section):\n"
+        "        bonus: float = 1.0\n"
+        "    scope, kind, examples = 'group', 'shaping', ()\n"
+        "    def __init__(self, settings, limits): self.settings = settings\n"
+        "    async def score(self, rollouts):\n"
+        "        top = max(len(rollout.text) for rollout in rollouts)\n"
+        "        return [Score(value=self.settings.bonus * (len(rollout.text) == top)) for rollout in rollouts]\n"
+        "    def close(self): pass\n"
+    )
+    verifier = build_verifier(VerifierConfig.model_validate({"kind": f"{path}:Longest", "bonus": 0.5}))
+    scores = asyncio.run(verifier.score([text_rollout("a"), text_rollout("bbb")]))
+    assert [score.value for score in scores] == [0.0, 0.5]

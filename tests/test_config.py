@@ -1,0 +1,282 @@
+"""A recipe is validated before anything is loaded, and every mistake is one line that says what to do."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quatrain.config import (
+    AlgorithmConfig,
+    LoraConfig,
+    Recipe,
+    apply_override,
+    batch_arithmetic,
+    differences,
+    load_recipe,
+    merge,
+    validate_recipe,
+)
+from quatrain.errors import SettingError
+
+MINIMAL: dict[str, Any] = {
+    "model": "smollm2-135m",
+    "prompts": [{"source": "rows.jsonl"}],
+    "verifiers": {"math": {"correct": {"kind": "exact"}}},
+}
+
+
+def recipe(**changes: Any) -> Recipe:
+    """MINIMAL with `changes` merged in, validated."""
+    return validate_recipe(merge(copy.deepcopy(MINIMAL), changes))
+
+
+def complaint(**changes: Any) -> str:
+    """The one line that `changes` are refused with."""
+    with pytest.raises(SettingError) as caught:
+        recipe(**changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def overridden(*overrides: str, data: dict[str, Any] = MINIMAL) -> Recipe:
+    """MINIMAL after command-line overrides."""
+    data = copy.deepcopy(data)
+    for override in overrides:
+        apply_override(data, override)
+    return validate_recipe(data)
+
+
+def test_the_minimal_recipe_has_the_defaults_of_grpo() -> None:
+    run = recipe()
+    assert run.model.path == "smollm2-135m"
+    assert (run.algorithm.preset, run.algorithm.kl.placement, run.algorithm.kl.coefficient) == ("grpo", "loss", 0.04)
+    assert run.rollout.group_size == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "start", "hint"),
+    [
+        ({"train": {"learning_rte": 1e-5}}, "train.learning_rte: got an unknown key", "did you mean 'learning_rate'?"),
+        ({"rolout": {}}, "rolout: got an unknown key", "did you mean 'rollout'?"),
+        ({"model": {"path": "m", "lora": {"rnk": 4}}}, "model.lora.rnk: got an unknown key", "did you mean 'rank'?"),
+        ({"prompts": [{"source": "a", "limits": 4}]}, "prompts[0].limits: got an unknown key", "did you mean 'limit'?"),
+        ({"algorithm": {"kl": {"beta": 0.1}}}, "algorithm.kl.beta: got an unknown key", "coefficient"),
+        ({"algorithm": {"preset": "dr_gpro"}}, "algorithm.preset: got dr_gpro", "did you mean 'dr_grpo'?"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_known_one(changes: dict[str, Any], start: str, hint: str) -> None:
+    text = complaint(**changes)
+    assert text.startswith(start)
+    assert hint in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting", "need"),
+    [
+        ({"train": {"steps": 0}}, "train.steps: got 0", "greater than 0"),
+        ({"train": {"steps": "many"}}, "train.steps: got many", "valid integer"),
+        ({"train": {"steps": True}}, "train.steps: got True", "number"),
+        ({"train": {"steps": 1.5}}, "train.steps: got 1.5", "integer"),
+        ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: got nan", "finite"),
+        ({"train": {"adam_betas": [0.9, 1.0]}}, "train.adam_betas[1]: got 1.0", "less than 1"),
+        ({"rollout": {"top_p": 0.0}}, "rollout.top_p: got 0.0", "greater than 0"),
+        ({"rollout": {"group_size": 1}}, "rollout.group_size: got 1", "greater than or equal to 2"),
+        ({"algorithm": {"clip_low": 1.0}}, "algorithm.clip_low: got 1.0", "less than 1"),
+        ({"algorithm": {"scale": "std"}}, "algorithm.scale: got std", "'group', 'batch' or 'none'"),
+        ({"model": {"path": "m", "lora": {"targets": 5}}}, "model.lora.targets: got 5", "string"),
+        ({"model": 5}, "model: got 5", "need"),
+        ({"model": {}}, "model.path: got nothing", "value"),
+        ({"prompts": []}, "prompts: got []", "at least 1 item"),
+        ({"seed": -1}, "seed: got -1", "greater than or equal to 0"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_range_names_setting_value_and_condition(
+    changes: dict[str, Any], setting: str, need: str
+) -> None:
+    text = complaint(**changes)
+    assert text.startswith(setting + ",")
+    assert need in text.partition(", need ")[2] or need == "need"
+
+
+@pytest.mark.parametrize("missing", ["model", "prompts", "verifiers"])
+def test_a_missing_section_is_named(missing: str) -> None:
+    with pytest.raises(SettingError, match=f"^{missing}: got nothing, need a value"):
+        validate_recipe({key: value for key, value in MINIMAL.items() if key != missing})
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"train": {"prompts_per_step": 6, "updates_per_step": 4}}, "train.updates_per_step: got 4, need a divisor of"),
+        ({"rollout": {"temperature": 0}}, "rollout.temperature: got 0"),
+        ({"algorithm": {"kl": {"estimator": "k1"}}}, "algorithm.kl.estimator: got k1"),
+        ({"algorithm": {"preset": "rloo", "parts": "normalised"}}, "algorithm.parts: got normalised"),
+        ({"prompts": [{"source": "a", "verifier": "maths"}]}, "prompts[0].verifier: got maths"),
+        ({"held_out": [{"source": "a", "verifier": "maths"}]}, "held_out[0].verifier: got maths"),
+        ({"verifiers": {"code": {"correct": {"kind": "exact"}}}}, "prompts[0].verifier: got None"),
+        ({"verifiers": {"math": {}, "code": {}}, "prompts": [{"source": "a", "verifier": "code"}]}, "verifiers.code"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], start: str) -> None:
+    assert complaint(**changes).startswith(start)
+
+
+def test_a_preset_fills_what_the_recipe_leaves_open() -> None:
+    gspo = recipe(algorithm={"preset": "gspo"}).algorithm
+    assert (gspo.ratio, gspo.clip_low, gspo.clip_high, gspo.kl.placement) == ("sequence", 3e-4, 4e-4, "none")
+    changed = recipe(algorithm={"preset": "rloo", "clip_low": 0.1, "kl": {"coefficient": 0.5}}).algorithm
+    assert (changed.baseline, changed.clip_low, changed.clip_high) == ("leave_one_out", 0.1, 0.2)
+    assert (changed.kl.placement, changed.kl.estimator, changed.kl.coefficient) == ("score", "k1", 0.5)
+    assert recipe().algorithm == AlgorithmConfig.model_validate({"preset": "grpo"})
+
+
+def test_overrides_reach_sections_lists_and_the_short_form_of_the_model() -> None:
+    run = overridden(
+        "train.learning_rate=1e-5",
+        "prompts.0.limit=5",
+        "model.lora.rank=4",
+        "rollout.stop=['\\n', END]",
+        "log.tensorboard=false",
+        "model.device=cpu",
+    )
+    assert run.train.learning_rate == 1e-5
+    assert run.prompts[0].limit == 5
+    assert (run.model.path, run.model.device, run.model.lora) == ("smollm2-135m", "cpu", LoraConfig(rank=4))
+    assert run.rollout.stop == ["\\n", "END"]
+    assert run.log.tensorboard is False
+
+
+@pytest.mark.parametrize(
+    ("override", "start"),
+    [
+        ("train.steps", "override: got train.steps, need key.sub=value"),
+        ("=5", "override: got =5"),
+        ("prompts.3.limit=5", "override prompts.3.limit: got 3, need a list position from 0 to 0"),
+        ("prompts.limit=5", "override prompts.limit: got limit, need a list position"),
+        ("seed.sub=1", "override seed.sub: got seed = 3, need a section"),
+        ("prompts.0.source.x=1", "override prompts.0.source.x: got prompts.0.source = 'rows.jsonl', need a section"),
+        ("tags.0.x=1", "override tags.0.x: got tags.0 = 'a', need a section"),
+        ("empty.0=1", "override empty.0: got 0, need a list position, but the list is empty"),
+        ("train.steps=[1", "override train.steps: got [1, need a YAML value"),
+        ("output=2020-13-45", "override output: got 2020-13-45, need a YAML value"),
+        ("train.stpes=5", "train.stpes: got an unknown key"),
+    ],
+)
+def test_a_bad_override_says_what_is_wrong(override: str, start: str) -> None:
+    data = {**MINIMAL, "seed": 3, "tags": ["a"], "empty": []}
+    if override.startswith("train.stpes"):
+        data = MINIMAL
+    with pytest.raises(SettingError) as caught:
+        overridden(override, data=data)
+    assert str(caught.value).startswith(start)
+
+
+def test_environment_variables_are_expanded_where_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROWS", "/somewhere")
+    monkeypatch.setenv("STEPS", "7")
+    monkeypatch.delenv("ABSENT", raising=False)
+    run = recipe(prompts=[{"source": "${ROWS}/a.jsonl"}], train={"steps": "${STEPS}"}, output="${ABSENT:-runs}/x")
+    assert (run.prompts[0].source, run.train.steps, run.output) == ("/somewhere/a.jsonl", 7, "runs/x")
+    text = complaint(prompts=[{"source": "${ABSENT}/a.jsonl"}])
+    assert text.startswith("prompts[0].source: got ${ABSENT}/a.jsonl, need the environment variable ABSENT")
+
+
+def test_a_recipe_file_is_read_and_named_after_itself(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(MINIMAL) + "train: {learning_rate: 2e-5}\n")
+    run = load_recipe(path, ["train.steps=3"])
+    assert (run.output, run.train.steps, run.train.learning_rate) == ("runs/mine", 3, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("content", "need"),
+    [
+        (None, "an existing YAML file"),
+        (b"a: [1", "valid YAML"),
+        (b"a: 2020-13-45", "valid YAML"),
+        (b"- 1", "a mapping of settings"),
+        (b"", "a mapping of settings"),
+        (b"\xff\xfe\x00", "a readable UTF-8 YAML file"),
+        (b"[" * 400, "valid YAML"),
+        (b"model: &m {path: *m}", "finite settings"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_one_clear_line(tmp_path: Path, content: bytes | None, need: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingError) as caught:
+        load_recipe(path)
+    assert need in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_recipe(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="a readable UTF-8 YAML file"):
+        load_recipe(tmp_path)
+
+
+def test_the_saved_recipe_reads_back_equal(tmp_path: Path) -> None:
+    run = recipe(algorithm={"preset": "cispo"}, model={"path": "m", "lora": {}}, evaluation={"every": 5})
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(run.model_dump(mode="json")))
+    assert load_recipe(path) == run
+
+
+def test_batch_arithmetic_is_spelled_out() -> None:
+    run = recipe(train={"prompts_per_step": 16, "updates_per_step": 4, "epochs": 2}, rollout={"group_size": 8})
+    text = batch_arithmetic(run)
+    assert "16 prompts x 8 completions = 128 completions a step" in text
+    assert "128 / 32 per update x 2 epoch(s) = 8 update(s) a step" in text
+
+
+def test_differences_name_the_settings() -> None:
+    old, new = recipe().model_dump(), recipe(train={"learning_rate": 2e-5}, seed=1).model_dump()
+    assert differences(old, new) == ["seed: 0 -> 1", "train.learning_rate: 1e-05 -> 2e-05"]
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        recipe().train.steps = 5  # type: ignore[misc]
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("1e-5")
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3), max_leaves=6
+)
+
+
+def section(annotation: Any) -> st.SearchStrategy[Any]:
+    """Garbage for one section: any value, or a mapping with some of its real keys."""
+    keys = sorted(getattr(annotation, "model_fields", {"x": None}))
+    return VALUES | st.dictionaries(st.sampled_from(keys), VALUES, max_size=3)
+
+
+SECTIONS = st.fixed_dictionaries(
+    {}, optional={name: section(field.annotation) for name, field in Recipe.model_fields.items()}
+)
+
+
+@given(changes=SECTIONS | st.dictionaries(st.text(max_size=8), VALUES))
+def test_garbage_raises_nothing_but_a_one_line_setting_error(changes: dict[str, Any]) -> None:
+    for data in (changes, {**MINIMAL, **changes}):
+        try:
+            validate_recipe(data)
+        except SettingError as error:
+            assert len(str(error).splitlines()) == 1
+            assert ": got " in str(error)
+
+
+KEYS = st.sampled_from(["model", "model.path", "prompts.0", "prompts.0.options.x", "train.steps", "a.b", "prompts.9.x"])
+
+
+@given(key=KEYS | st.text(max_size=6), value=st.text(max_size=8))
+def test_any_override_works_or_raises_a_setting_error(key: str, value: str) -> None:
+    try:
+        overridden(f"{key}={value}")
+    except SettingError as error:
+        assert ": got " in str(error)
