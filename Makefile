@@ -32,3 +32,4 @@ format: setup    ## repair layout and imports
 
 docs: setup      ## write the generated page docs/metrics.md anew
 	@$(BIN)/python -m quatrain.telemetry.catalogue quatrain.algorithms.grpo > docs/metrics.md
+	@$(BIN)/python scripts/settings_page.py > docs/recipes.md

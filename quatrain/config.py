@@ -1,13 +1,9 @@
 """The recipe: every setting of a run, validated before anything is loaded; importable without torch."""
 
-import os
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from quatrain.errors import SettingError, nearest
 
@@ -243,6 +239,9 @@ class LogConfig(Section):
     """What is written beside metrics.jsonl."""
 
     tensorboard: bool = True
+    trackers: list[str] = Field(
+        default_factory=list, description="further trackers: FILE.py:CLASS or the names of entry points"
+    )
     rollouts_every: NonNegative = Field(1, description="steps between saved rollouts; 0: never")
 
 
@@ -253,6 +252,9 @@ class Recipe(Section):
     model: Annotated[ModelConfig, BeforeValidator(lambda value: {"path": value} if isinstance(value, str) else value)]
     prompts: list[SourceConfig] = Field(min_length=1)
     held_out: list[SourceConfig] = Field(default_factory=list)
+    overlap: Literal["error", "drop"] = Field(
+        "error", description="training prompts that are held out too: an error, or left out of training and counted"
+    )
     verifiers: dict[str, dict[str, VerifierConfig]] = Field(min_length=1)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = Field(default_factory=lambda: AlgorithmConfig.model_validate({}))
@@ -318,174 +320,3 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         old = result.get(key)
         result[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return result
-
-
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a YAML recipe, apply `key.sub=value` overrides, expand `${NAME}` / `${NAME:-default}`, validate.
-
-    Raises SettingError with one line for a missing file, bad YAML, an unknown key (nearest known key named),
-    a wrong type or a value out of range.
-    """
-    path = Path(path)
-    try:
-        data = _parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SettingError("recipe", str(path), "an existing YAML file", "see recipes/ for examples") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError("recipe", str(path), "a readable UTF-8 YAML file", str(error)) from None
-    except yaml.YAMLError as error:
-        raise SettingError("recipe", str(path), "valid YAML", " ".join(str(error).split())) from None
-    if not isinstance(data, dict):
-        raise SettingError("recipe", f"{path} holding {type(data).__name__}", "a mapping of settings", "see recipes/")
-    data.setdefault("output", f"runs/{path.stem}")
-    for override in overrides:
-        apply_override(data, override)
-    return validate_recipe(data)
-
-
-def _parse_yaml(text: str) -> Any:
-    """YAML's value; what the parser raises for impossible dates and bottomless nesting becomes a YAMLError too."""
-    try:
-        return yaml.safe_load(text)
-    except ValueError as error:
-        raise yaml.YAMLError(str(error)) from None
-    except RecursionError:
-        raise yaml.YAMLError("nested too deeply") from None
-
-
-def validate_recipe(data: Mapping[str, Any]) -> Recipe:
-    """A Recipe from plain data; every pydantic complaint becomes one SettingError line."""
-    try:
-        return Recipe.model_validate(expand(data))
-    except RecursionError:
-        raise SettingError("recipe", "settings that contain themselves", "finite settings") from None
-    except ValidationError as error:
-        raise as_setting_error(error, Recipe) from None
-
-
-def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set `key.sub=value` in place; the value is YAML, list items are addressed by number (`prompts.0.limit=5`)."""
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise SettingError("override", override, "key.sub=value", "for example train.steps=20")
-    try:
-        value = _parse_yaml(text)
-    except yaml.YAMLError:
-        raise SettingError(f"override {key}", text, "a YAML value", "quote it") from None
-    if isinstance(value, str):
-        value = _number(value)
-    *path, last = key.split(".")
-    node = _section_at(data, path, key)
-    node[_index(last, node, key) if isinstance(node, list) else last] = value
-
-
-def _section_at(data: dict[str, Any], path: Sequence[str], key: str) -> Any:
-    """The mapping or list at `path`, made where there is none; `model: NAME` is opened into `model: {path: NAME}`."""
-    node: Any = data
-    for position, part in enumerate(path):
-        step: Any = _index(part, node, key) if isinstance(node, list) else part
-        found = node[step] if isinstance(node, list) else node.get(step)
-        if position == 0 and part == "model" and isinstance(found, str):
-            found = {"path": found}
-        if found is not None and not isinstance(found, (dict, list)):
-            place = ".".join(path[: position + 1])
-            raise SettingError(f"override {key}", f"{place} = {found!r}", "a section", "check the key")
-        node[step] = {} if found is None else found
-        node = node[step]
-    return node
-
-
-def _index(part: str, node: list[Any], key: str) -> int:
-    if not node:
-        raise SettingError(f"override {key}", part, "a list position, but the list is empty", "set the whole list")
-    if not part.isdecimal() or int(part) >= len(node):
-        raise SettingError(f"override {key}", part, f"a list position from 0 to {len(node) - 1}", "count from 0")
-    return int(part)
-
-
-def _number(text: str) -> Any:
-    """YAML 1.1 reads 1e-5 as a string; users mean the number."""
-    try:
-        return float(text) if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", text) else text
-    except ValueError:
-        return text
-
-
-_VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
-
-
-def expand(value: Any, place: str = "") -> Any:
-    """`value` with `${NAME}` and `${NAME:-default}` replaced in every string; YAML's string `1e-5` as a number."""
-    if isinstance(value, Mapping):
-        return {key: expand(item, f"{place}.{key}" if place else str(key)) for key, item in value.items()}
-    if isinstance(value, list):
-        return [expand(item, f"{place}[{index}]") for index, item in enumerate(value)]
-    if not isinstance(value, str):
-        return value
-
-    def variable(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
-        if found is None:
-            raise SettingError(place, value, f"the environment variable {match[1]}", f"export {match[1]}=...")
-        return found
-
-    return _number(_VARIABLE.sub(variable, value))
-
-
-def as_setting_error(error: ValidationError, model: type[BaseModel], prefix: str = "") -> SettingError:
-    """The first complaint of pydantic as `<setting>: got <value>, need <condition>; <what to do>`."""
-    first = error.errors()[0]
-    inner = first.get("ctx", {}).get("error")
-    if isinstance(inner, SettingError):
-        return inner
-    location = _location(first["loc"], prefix)
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(model, first["loc"][:-1])
-        return SettingError(location, "an unknown key", "a known setting", nearest(str(first["loc"][-1]), known))
-    if first["type"] == "missing":
-        return SettingError(location, "nothing", "a value", "add it; see recipes/ for examples")
-    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return SettingError(location, first["input"], message, "see `quatrain train --schema`")
-
-
-def _location(parts: Sequence[int | str], prefix: str) -> str:
-    """`prompts[0].limit`; the names that pydantic adds for the branches of a union are left out."""
-    words = [part for part in parts if part not in ("str", "list[str]", "[key]")]
-    text = prefix
-    for word in words:
-        text += f"[{word}]" if isinstance(word, int) else f".{word}" if text else str(word)
-    return text or "recipe"
-
-
-def _fields_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """Names of the settings at a place in the recipe."""
-    node: Any = model
-    for part in location:
-        if isinstance(node, type) and issubclass(node, BaseModel):
-            if str(part) not in node.model_fields:
-                continue
-            node = _inner(node.model_fields[str(part)].annotation)
-        else:
-            node = _inner(node)
-    node = _inner(node)
-    return list(node.model_fields) if isinstance(node, type) and issubclass(node, BaseModel) else []
-
-
-def _inner(annotation: Any) -> Any:
-    """The section class inside Optional, list, dict or Annotated."""
-    while get_origin(annotation) is not None:
-        arguments = [argument for argument in get_args(annotation) if argument is not type(None)]
-        annotation = arguments[-1] if get_origin(annotation) is dict else arguments[0]
-    return annotation
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Settings that differ, as `train.learning_rate: 1e-05 -> 2e-05`."""
-    found = []
-    for key in sorted({*old, *new}):
-        before, after, name = old.get(key), new.get(key), f"{prefix}{key}"
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            found += differences(before, after, f"{name}.")
-        elif before != after:
-            found.append(f"{name}: {before!r} -> {after!r}")
-    return found

@@ -74,7 +74,11 @@ class Registry(Generic[T]):
             return load_attribute(name, setting)
         for entry in importlib.metadata.entry_points(group=f"quatrain.{self.kind}"):
             if entry.name == name:
-                return entry.load()
+                try:
+                    return entry.load()
+                except (ImportError, AttributeError) as error:
+                    do = f"{type(error).__name__}: {error}"
+                    raise SettingError(setting, name, "an entry point that imports", do) from error
         do = nearest(name, built_in) + f" or path/to/file.py:name, or an entry point in group quatrain.{self.kind}"
         raise SettingError(setting, name, f"a known {self.kind}", do)
 

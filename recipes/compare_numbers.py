@@ -73,9 +73,9 @@ def word_sums(count: int, seed: int, low: int = 1, high: int = 9, split: str = "
     return _distinct(make, count, seed, split, space_size("word_sums", low, high))
 
 
-def bare_number(completion: str) -> bool:
-    """True when the completion is one number and nothing else: the form that the demo asks for."""
-    return completion.strip().isdigit()
+def starts_with_number(completion: str) -> bool:
+    """True when the completion begins with a number: the form that the demo asks for."""
+    return completion.strip()[:1].isdigit()
 
 
 def space_size(task: str, low: int | None = None, high: int | None = None) -> int:

@@ -9,18 +9,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quatrain.config import (
-    AlgorithmConfig,
-    LoraConfig,
-    Recipe,
-    apply_override,
-    batch_arithmetic,
-    differences,
-    load_recipe,
-    merge,
-    validate_recipe,
-)
+from quatrain.config import AlgorithmConfig, LoraConfig, Recipe, batch_arithmetic, merge
 from quatrain.errors import SettingError
+from quatrain.recipe_file import apply_override, differences, load_recipe, validate_recipe
 
 MINIMAL: dict[str, Any] = {
     "model": "smollm2-135m",

@@ -1,6 +1,7 @@
 """The command line: arguments to calls, errors to one line. Heavy imports wait until a command needs them."""
 
 import sys
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated
@@ -41,7 +42,8 @@ def train(
     schema: Annotated[bool, typer.Option("--schema", help="Print the recipe's JSON Schema.")] = False,
 ) -> None:
     """Run a recipe, or resume it where it was stopped."""
-    from quatrain.config import Recipe, load_recipe
+    from quatrain.config import Recipe
+    from quatrain.recipe_file import load_recipe
 
     if schema:
         import json
@@ -71,8 +73,8 @@ def probe(
     prompts: Annotated[int, typer.Option(help="Prompts to try.", min=1)] = 16,
 ) -> None:
     """Before a run: success rate, informative groups, lengths and throughput on a few prompts."""
-    from quatrain.config import load_recipe
     from quatrain.methods.probe import probe as run
+    from quatrain.recipe_file import load_recipe
 
     run(load_recipe(recipe, overrides or []), prompts)
 
@@ -145,8 +147,9 @@ def main() -> None:
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     if not debug:
         sys.excepthook = _one_line
+        warnings.simplefilter("ignore", FutureWarning)  # what libraries tell each other's developers
     try:
-        app()
+        typer.main.get_command(app)()  # app() itself would put typer's excepthook in the place of ours
     except Interrupted as error:
         _leave(f"{error}", 130, debug, error)
     except QuatrainError as error:

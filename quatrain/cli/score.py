@@ -11,8 +11,9 @@ from typing import Any, TextIO
 
 from pydantic import ValidationError
 
-from quatrain.config import VerifierConfig, apply_override, as_setting_error
+from quatrain.config import VerifierConfig
 from quatrain.errors import SettingError, VerifierError
+from quatrain.recipe_file import apply_override, as_setting_error
 from quatrain.rewards import Verifier, build_verifier, text_rollout
 from quatrain.types import Rollout, Score
 

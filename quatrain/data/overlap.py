@@ -30,6 +30,11 @@ def normalise(text: str) -> str:
     return " ".join(_TOKEN.findall(folded)) or text.strip()
 
 
+def to_exclude(held_out_rows: Iterable[Row], overlap: str) -> frozenset[str]:
+    """Normalised questions that training leaves out: the held-out ones with `overlap: drop`, none otherwise."""
+    return frozenset(normalise(row.question) for row in held_out_rows) if overlap == "drop" else frozenset()
+
+
 def check_disjoint(train_rows: Iterable[Row], held_out_rows: Iterable[Row], setting: str = "held_out") -> None:
     """SettingError when a held-out question is also a training question after `normalise`.
 
@@ -49,7 +54,7 @@ def check_disjoint(train_rows: Iterable[Row], held_out_rows: Iterable[Row], sett
             setting,
             f"{len(shared)} of {len(held_out)} prompts that are also trained on (e.g. {example!r})",
             "none in common",
-            "use another split, or an offset and a limit; reasoning-gym seeds row i with seed + i, so there keep the "
+            "set overlap=drop, or use another split; reasoning-gym seeds row i with seed + i, so there keep the "
             "seeds further apart than size",
         )
 

@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 
 from quatrain.config import SourceConfig
 from quatrain.data.chat import Tokenizer, render
+from quatrain.data.overlap import normalise
 from quatrain.data.sources import Row, check_verifiers, load_rows, source_names
 from quatrain.errors import DataError, ResumeError, SettingError
 from quatrain.types import Prompt
 
 LongPrompts = Literal["skip", "error"]
+ORDER_STREAM = 3  # second word of every seed of the prompts' order: 0 is sampling, 1 evaluation, 2 mini-batches
 SOURCE_STRIDE = 2**40  # Prompt.index = source number * SOURCE_STRIDE + row number
 _LOG = logging.getLogger("quatrain")
 
@@ -37,6 +39,7 @@ class PromptStream:
         long_prompts: LongPrompts = "skip",
         *,
         verifiers: Collection[str] | None = None,
+        exclude: Collection[str] = (),
         section: str = "prompts",
     ) -> None:
         if max_prompt_tokens < 1:
@@ -44,7 +47,7 @@ class PromptStream:
         self.sources, self.tokenizer, self.seed = tuple(sources), tokenizer, seed
         self.max_prompt_tokens, self.section = max_prompt_tokens, section
         self.names = source_names(sources)
-        self._rows = load_sources(sources, section, verifiers)
+        self._rows = load_sources(sources, section, verifiers, exclude)
         total = sum(source.weight for source in sources)
         self._share = [source.weight / total for source in sources]
         self._taken = [0] * len(sources)  # prompts handed out
@@ -137,7 +140,10 @@ class PromptStream:
 
     def _permutation(self, source: int, epoch: int) -> NDArray[np.int64]:
         if self._order.get(source, (-1,))[0] != epoch:
-            self._order[source] = (epoch, permutation(len(self._rows[source]), (self.seed, source, epoch)))
+            self._order[source] = (
+                epoch,
+                permutation(len(self._rows[source]), (self.seed, ORDER_STREAM, source, epoch)),
+            )
         return self._order[source][1]
 
     def _prompt(self, source: int, row: Row) -> Prompt:
@@ -174,14 +180,24 @@ def make_prompt(row: Row, number: int, source: SourceConfig, name: str, tokenize
 
 
 def load_sources(
-    sources: Sequence[SourceConfig], section: str, verifiers: Collection[str] | None = None
+    sources: Sequence[SourceConfig],
+    section: str,
+    verifiers: Collection[str] | None = None,
+    exclude: Collection[str] = (),
 ) -> list[list[Row]]:
-    """The rows of each source; with `verifiers`, every row's verifier must be one of them."""
+    """The rows of each source; with `verifiers`, every row's verifier must be one of them.
+
+    Rows whose normalised question is in `exclude` are left out.
+    """
     loaded = []
     for number, source in enumerate(sources):
         rows = load_rows(source, f"{section}[{number}]")
         if verifiers is not None and source.verifier_column is not None:
             check_verifiers(rows, verifiers, f"{section}[{number}]")
+        if exclude:
+            rows = [row for row in rows if normalise(row.question) not in exclude]
+            if not rows:
+                raise DataError(f"{section}[{number}]: every prompt is held out too; nothing is left to train on")
         loaded.append(rows)
     return loaded
 

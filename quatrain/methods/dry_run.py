@@ -5,7 +5,7 @@ from itertools import chain
 from quatrain.algorithms import ALGORITHMS
 from quatrain.config import Recipe, batch_arithmetic
 from quatrain.data.chat import render
-from quatrain.data.overlap import check_disjoint
+from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.data.prompts import load_sources
 from quatrain.errors import SettingError
 from quatrain.rewards.rubric import build_verifiers
@@ -17,9 +17,10 @@ def dry_run(recipe: Recipe) -> None:
     print(batch_arithmetic(recipe))
     build_verifiers(recipe.verifiers).close()
     print(f"verifiers: {', '.join(f'{name}.{part}' for name, parts in recipe.verifiers.items() for part in parts)}")
-    loaded = {}
+    loaded = {"held_out": load_sources(recipe.held_out, "held_out", recipe.verifiers)}
+    exclude = to_exclude(chain.from_iterable(loaded["held_out"]), recipe.overlap)
+    loaded["prompts"] = load_sources(recipe.prompts, "prompts", recipe.verifiers, exclude)
     for section, sources in (("prompts", recipe.prompts), ("held_out", recipe.held_out)):
-        loaded[section] = load_sources(sources, section, recipe.verifiers)
         counts = ", ".join(
             f"{len(rows)} from {source.source}" for source, rows in zip(sources, loaded[section], strict=True)
         )

@@ -1,5 +1,6 @@
 """Accuracy on held-out prompts, with intervals; nothing of a run's state is touched."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -44,6 +45,7 @@ class Evaluation:
     step: int
     samples: int
     answers: tuple[Answer, ...]
+    asked: str = ""  # see `question_key`
 
     def per_prompt(self, name: str) -> Floats:
         """Mean of an answer's field over each prompt's completions (NaN: not judged)."""
@@ -65,7 +67,10 @@ class Evaluation:
         path = evaluation_path(folder, self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = [{**asdict(a), "reward": None if np.isnan(a.reward) else a.reward} for a in self.answers]
-        replace_text(path, json.dumps({"step": self.step, "samples": self.samples, "answers": rows}, indent=1))
+        replace_text(
+            path,
+            json.dumps({"step": self.step, "samples": self.samples, "asked": self.asked, "answers": rows}, indent=1),
+        )
 
 
 def evaluation_path(folder: Path, step: int) -> Path:
@@ -80,7 +85,13 @@ def load_evaluation(folder: Path, step: int) -> Evaluation | None:
         return None
     data = json.loads(path.read_text(encoding="utf-8"))
     rows = [{**row, "reward": float("nan") if row["reward"] is None else row["reward"]} for row in data["answers"]]
-    return Evaluation(data["step"], data["samples"], tuple(Answer(**row) for row in rows))
+    return Evaluation(data["step"], data["samples"], tuple(Answer(**row) for row in rows), data["asked"])
+
+
+def question_key(prompts: Sequence[Prompt], sampling: SamplingConfig, samples: int) -> str:
+    """Digest of what an evaluation asks and how: equal keys mean evaluations that can be compared."""
+    asked = [sampling.model_dump(mode="json"), samples, [[prompt.index, *prompt.token_ids] for prompt in prompts]]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def evaluate(
@@ -110,7 +121,7 @@ def evaluate(
     rollouts.sort(key=lambda rollout: (rollout.group, rollout.index))
     scores = verifiers.score(rollouts)
     answers = [_answer(rollout, score, verifiers) for rollout, score in zip(rollouts, scores, strict=True)]
-    return Evaluation(step, samples, tuple(answers))
+    return Evaluation(step, samples, tuple(answers), question_key(prompts, sampling, samples))
 
 
 def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from quatrain.config import Recipe, apply_override, load_recipe, validate_recipe
+from quatrain.config import Recipe
 from quatrain.data.prompts import held_out_prompts
 from quatrain.errors import QuatrainError, SettingError
 from quatrain.methods.evaluate import Evaluation, evaluate, interval, mean
-from quatrain.methods.run import eval_sampling, prompt_room
+from quatrain.methods.run import eval_sampling, open_engine, prompt_room
 from quatrain.methods.run_folder import read_recipe
 from quatrain.models.load import LanguageModel, load_language_model
+from quatrain.recipe_file import apply_override, load_recipe, validate_recipe
 from quatrain.rewards.rubric import build_verifiers
-from quatrain.rollout import ENGINES
 from quatrain.telemetry.console import Console
 from quatrain.train.checkpoint import checkpoint_path, checkpoints, load_weights
 
@@ -86,12 +86,12 @@ def load_step(lm: LanguageModel, run: Path, step: int | None) -> None:
 def asked(subject: Subject, limit: int | None, samples: int, sampling: Any) -> Iterator[Evaluation]:
     """The evaluation of a subject on its held-out prompts."""
     recipe, console = subject.recipe, Console()
-    prompts = held_out_prompts(recipe.held_out, subject.lm.tokenizer, prompt_room(recipe, subject.lm),
-                               recipe.rollout.long_prompts, verifiers=recipe.verifiers)[:limit]  # fmt: skip
-    engine = ENGINES.get(recipe.rollout.engine, "rollout.engine")(
-        subject.lm, max_rows=recipe.rollout.max_rows, max_context=recipe.rollout.max_context
-    )
-    with build_verifiers(recipe.verifiers) as verifiers, console, contextlib.closing(engine):
+    with contextlib.ExitStack() as stack:
+        verifiers = stack.enter_context(build_verifiers(recipe.verifiers))
+        prompts = held_out_prompts(recipe.held_out, subject.lm.tokenizer, prompt_room(recipe, subject.lm),
+                                   recipe.rollout.long_prompts, verifiers=recipe.verifiers)[:limit]  # fmt: skip
+        engine = stack.enter_context(contextlib.closing(open_engine(recipe, subject.lm)))
+        stack.enter_context(console)
         yield evaluate(engine, prompts, verifiers, sampling, samples=samples, seed=recipe.seed,
                        progress=lambda done, total: console.phase("evaluating", done, total))  # fmt: skip
 

@@ -44,19 +44,19 @@ def train(recipe: Recipe, console: Console | None = None) -> Result:
     console = console or Console()
     with console, open_run(recipe, console) as run:
         console.say(batch_arithmetic(recipe))
-        before = held_out(run, 0)
-        console.start(recipe.train.steps, run.step + 1)
         try:
+            before = held_out(run, 0, interruptible=True)
+            console.start(recipe.train.steps, run.step + 1)
             while run.step < recipe.train.steps:
                 run.finish_step(online_step(run, run.step + 1))
                 run.stop.check()
+            return Result(run.folder, run.step, before, held_out(run, run.step, interruptible=True))
         except Interrupted:
             path = run.save()
             run.log.event("interrupted", "stopped by the user", run.step)
             raise Interrupted(
                 f"stopped after step {run.step}, saved in {path}; run the same command to go on"
             ) from None
-        return Result(run.folder, run.step, before, held_out(run, run.step))
 
 
 def online_step(run: Run, step: int) -> dict[str, Metric]:

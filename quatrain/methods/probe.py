@@ -9,11 +9,11 @@ from quatrain.config import Recipe, batch_arithmetic
 from quatrain.data.prompts import PromptStream
 from quatrain.errors import DataError
 from quatrain.methods.evaluate import interval
-from quatrain.methods.run import prompt_room
+from quatrain.methods.run import open_engine, prompt_room
 from quatrain.models.load import load_language_model
 from quatrain.ops.advantages import is_uniform
 from quatrain.rewards.rubric import build_verifiers
-from quatrain.rollout import ENGINES, Request
+from quatrain.rollout import Request
 from quatrain.telemetry.console import Console
 from quatrain.types import Rollout, Score
 
@@ -30,9 +30,7 @@ def probe(recipe: Recipe, count: int) -> None:
         stream = PromptStream(recipe.prompts, lm.tokenizer, recipe.seed, prompt_room(recipe, lm),
                               recipe.rollout.long_prompts, verifiers=recipe.verifiers)  # fmt: skip
         prompts = stream.take(min(count, len(stream)))
-        engine = ENGINES.get(recipe.rollout.engine, "rollout.engine")(
-            lm, max_rows=recipe.rollout.max_rows, max_context=recipe.rollout.max_context
-        )
+        engine = open_engine(recipe, lm)
         engine.submit(
             [
                 Request(prompt=prompt, group=group, index=index, sampling=recipe.rollout,

@@ -15,13 +15,14 @@ import torch
 
 from quatrain.algorithms import ALGORITHMS, Algorithm
 from quatrain.config import Recipe, SamplingConfig
-from quatrain.data.overlap import check_disjoint
+from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.data.prompts import PromptStream, held_out_prompts, load_sources
 from quatrain.errors import DataError, Interrupted, SettingError
-from quatrain.methods.evaluate import Evaluation, evaluate, load_evaluation
+from quatrain.methods.evaluate import Evaluation, evaluate, load_evaluation, question_key
 from quatrain.methods.run_folder import (
     owned,
-    set_rollouts_aside,
+    save_recipe,
+    set_files_aside,
     settle_environment,
     settle_recipe,
 )
@@ -142,26 +143,29 @@ def open_run(recipe: Recipe, console: Console) -> Iterator[Run]:
         policy = load_language_model(recipe.model)
         check_forward(policy)
         room = prompt_room(recipe, policy)
+        held_out_rows = list(chain.from_iterable(load_sources(recipe.held_out, "held_out")))
         prompts = PromptStream(recipe.prompts, policy.tokenizer, recipe.seed, room, recipe.rollout.long_prompts,
-                               verifiers=recipe.verifiers)  # fmt: skip
+                               verifiers=recipe.verifiers,
+                               exclude=to_exclude(held_out_rows, recipe.overlap))  # fmt: skip
         held_out = held_out_prompts(recipe.held_out, policy.tokenizer, room, recipe.rollout.long_prompts,
                                     verifiers=recipe.verifiers)  # fmt: skip
-        check_disjoint(prompts.rows(), chain.from_iterable(load_sources(recipe.held_out, "held_out")))
+        check_disjoint(prompts.rows(), held_out_rows)
         algorithm = ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm, recipe.rollout.max_tokens)
         learner = Learner(policy, recipe.train, recipe.rollout.temperature, reference_copy(recipe, algorithm))
-        engine = ENGINES.get(recipe.rollout.engine, "rollout.engine")(
-            policy, max_rows=recipe.rollout.max_rows, max_context=recipe.rollout.max_context
-        )
+        engine = open_engine(recipe, policy)
         stack.callback(engine.close)
         run = Run(
             recipe=recipe, folder=folder, console=console, stop=StopRequest(console), learner=learner, engine=engine,
             algorithm=algorithm, prompts=prompts, held_out=held_out, verifiers=verifiers, log=log, trackers=[],
         )  # fmt: skip
+        start = prompts.state_dict()
+        prompts.take(recipe.train.prompts_per_step)  # raises when no prompt leaves room for an answer
+        prompts.load_state_dict(start)
+        save_recipe(folder, recipe)
         _resume(run, notes)
-        if recipe.log.tensorboard:
-            run.trackers.append(TRACKERS.get("tensorboard")(folder, run.step + 1))
-        for tracker in run.trackers:
-            stack.callback(tracker.close)
+        for name in [*(["tensorboard"] if recipe.log.tensorboard else []), *recipe.log.trackers]:
+            run.trackers.append(TRACKERS.get(name, "log.trackers")(folder, run.step + 1))
+            stack.callback(run.trackers[-1].close)
         stack.enter_context(run.stop.listening())
         yield run
 
@@ -177,7 +181,7 @@ def _resume(run: Run, notes: list[str]) -> None:
         run.engine.update_weights(run.step)
     run.boundary = run.prompts.state_dict()
     moved = run.log.set_aside(run.step)
-    set_rollouts_aside(run.folder, run.step)
+    set_files_aside(run.folder, run.step)
     for leftover in (run.folder / "checkpoints").glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     if run.step or moved:
@@ -192,19 +196,47 @@ def _resume(run: Run, notes: list[str]) -> None:
             run.log.event("environment", "environment differs", run.step, changed=differing)
 
 
-def held_out(run: Run, step: int) -> Evaluation | None:
-    """Evaluate the held-out prompts with the present weights; an evaluation that is on disk is not made again."""
+def held_out(run: Run, step: int, interruptible: bool = False) -> Evaluation | None:
+    """Evaluate the held-out prompts at `step`; an evaluation of the same prompts that is on disk is not made again.
+
+    None without held-out prompts, and for an earlier step that was not evaluated in this way: its weights are gone.
+    """
     if not run.held_out:
         return None
+    own, sampling = run.recipe.evaluation, eval_sampling(run.recipe)
+    asked = question_key(run.held_out, sampling, own.samples)
     done = load_evaluation(run.folder, step)
-    if done is None:
-        own = run.recipe.evaluation
-        done = evaluate(
-            run.engine, run.held_out, run.verifiers, eval_sampling(run.recipe), samples=own.samples,
-            seed=run.recipe.seed, step=step, progress=run.phase("evaluating"),
-        )  # fmt: skip
-        done.save(run.folder)
+    if done is not None and done.asked == asked:
+        return done
+    if step != run.step:
+        run.console.warn(f"held-out prompts or evaluation settings are new since step {step}: no comparison with it")
+        return None
+    show = run.phase("evaluating")
+
+    def progress(finished: int, total: int) -> None:
+        show(finished, total)
+        if interruptible:
+            run.stop.check()
+
+    done = evaluate(run.engine, run.held_out, run.verifiers, sampling, samples=own.samples,
+                    seed=run.recipe.seed, step=step, progress=progress)  # fmt: skip
+    done.save(run.folder)
     return done
+
+
+def open_engine(recipe: Recipe, policy: LanguageModel) -> RolloutEngine:
+    """The engine of a recipe. Raises SettingError for what it cannot do, rather than sampling something else."""
+    rollout = recipe.rollout
+    engine: RolloutEngine = ENGINES.get(rollout.engine, "rollout.engine")(
+        policy, max_rows=rollout.max_rows, max_context=rollout.max_context
+    )
+    if not engine.capabilities.shares_weights:
+        raise SettingError("rollout.engine", rollout.engine, "an engine that reads the trainer's own weights",
+                           "sending weights to another process is not in this version")  # fmt: skip
+    if not engine.capabilities.truncation and (rollout.top_p < 1 or rollout.top_k or rollout.min_p):
+        raise SettingError("rollout.engine", rollout.engine, "an engine that truncates, for top_p, top_k or min_p",
+                           "leave these at their defaults or choose another engine")  # fmt: skip
+    return engine
 
 
 def prompt_room(recipe: Recipe, policy: LanguageModel) -> int:
@@ -213,8 +245,14 @@ def prompt_room(recipe: Recipe, policy: LanguageModel) -> int:
     if limit > policy.max_positions:
         raise SettingError("rollout.max_context", limit, f"at most the model's {policy.max_positions} positions",
                            "lower it")  # fmt: skip
-    answers = [recipe.rollout.max_tokens] + ([recipe.evaluation.max_tokens or 0] if recipe.held_out else [])
-    return limit - max(answers)
+    answers = {"rollout.max_tokens": recipe.rollout.max_tokens}
+    if recipe.held_out and recipe.evaluation.max_tokens:
+        answers["evaluation.max_tokens"] = recipe.evaluation.max_tokens
+    setting = max(answers, key=lambda name: answers[name])
+    if answers[setting] >= limit:
+        raise SettingError(setting, answers[setting], f"fewer than the {limit} tokens of a prompt and its answer",
+                           "lower it, or raise rollout.max_context if that is set")  # fmt: skip
+    return limit - answers[setting]
 
 
 def eval_sampling(recipe: Recipe) -> SamplingConfig:

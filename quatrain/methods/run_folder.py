@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
-from quatrain.config import Recipe, differences, validate_recipe
+from quatrain.config import Recipe
 from quatrain.errors import QuatrainError, ResumeError, SettingError
+from quatrain.recipe_file import differences, validate_recipe
 from quatrain.telemetry.files import disk_errors, replace_text
 from quatrain.types import Rollout, Sample, Score
 
@@ -44,14 +45,14 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def settle_recipe(folder: Path, recipe: Recipe) -> list[str]:
-    """Save the resolved recipe, or hold it to the saved one; returns the differences that are allowed.
+    """Hold the recipe to the saved one, if there is one; returns the differences, all of them allowed.
 
     Raises ResumeError that lists settings on which the result depends and that have changed.
     """
     path = folder / "recipe.yaml"
-    new = recipe.model_dump(mode="json")
-    allowed: list[str] = []
+    changed: list[str] = []
     if path.is_file():
+        new = recipe.model_dump(mode="json")
         changed = differences(yaml.safe_load(path.read_text(encoding="utf-8")), new)
         free = FREE + (("train.steps",) if recipe.train.schedule == "constant" else ())
         refused = [
@@ -62,10 +63,13 @@ def settle_recipe(folder: Path, recipe: Recipe) -> list[str]:
                 f"output: {folder} holds a run of another recipe ({'; '.join(refused[:4])}); "
                 "restore the recipe, or set output=ANOTHER_FOLDER"
             )
-        allowed = changed
-    if allowed or not path.is_file():
-        replace_text(path, yaml.safe_dump(new, sort_keys=False, allow_unicode=True))
-    return allowed
+    return changed
+
+
+def save_recipe(folder: Path, recipe: Recipe) -> None:
+    """Write the resolved recipe; done once all its parts are loaded, so that a mistake in it can still be mended."""
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    replace_text(folder / "recipe.yaml", text)
 
 
 def read_recipe(folder: Path) -> Recipe:
@@ -145,11 +149,11 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         os.replace(temporary, path)
 
 
-def set_rollouts_aside(folder: Path, after_step: int) -> None:
-    """Rename rollout files of steps that a resume will make again."""
-    for path in (folder / "rollouts").glob("step-??????.parquet"):
+def set_files_aside(folder: Path, after_step: int) -> None:
+    """Rename the rollouts and evaluations of steps that a resume will make again."""
+    for path in (*folder.glob("rollouts/step-??????.parquet"), *folder.glob("evaluations/step-??????.json")):
         if int(path.stem.removeprefix("step-")) > after_step:
-            path.replace(path.with_name(path.name.replace(".parquet", ".set-aside.parquet")))
+            path.replace(path.with_name(f"{path.stem}.set-aside{path.suffix}"))
 
 
 def save_samples(folder: Path, step: int, samples: Sequence[Any]) -> Path:

@@ -68,7 +68,7 @@ def token_outputs(
     """
     with lm.arithmetic():
         hidden = hidden_states(lm, batch)
-        hidden_N = hidden.reshape(-1, hidden.shape[-1])[batch.logit_index_N.to(lm.device)]
+        hidden_N = _at(hidden, batch)
     target_N = batch.target_N.to(lm.device)
     chunk = max(1, LOGITS_BYTES // (4 * lm.vocabulary))
 
@@ -102,7 +102,13 @@ def trained_hidden(lm: LanguageModel, batch: TrainBatch) -> Tensor:
     """Hidden states at the positions that predict the N trained tokens, without gradient."""
     with torch.no_grad(), lm.arithmetic():
         hidden = hidden_states(lm, batch)
-    return hidden.reshape(-1, hidden.shape[-1])[batch.logit_index_N.to(lm.device)]
+    return _at(hidden, batch)
+
+
+def _at(hidden: Tensor, batch: TrainBatch) -> Tensor:
+    """Hidden states of the N positions. `index_select`, because the gradient of `hidden[index]` adds the completions
+    that share a prompt position in an order that differs from run to run."""
+    return hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.logit_index_N.to(hidden.device))
 
 
 def check_forward(lm: LanguageModel) -> None:

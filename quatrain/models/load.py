@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from quatrain.config import ModelConfig
@@ -53,12 +54,24 @@ class LanguageModel:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[None]:
+        """Context for sampling: no gradient, and evaluation mode, without which checkpointing would drop the cache."""
+        training = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad(), self.arithmetic():
+                yield
+        finally:
+            self.module.train(training)
+
 
 def load_language_model(config: ModelConfig, *, trainable: bool = True) -> LanguageModel:
     """Load weights and tokenizer. Raises SettingError in one line for anything that a user can mend.
 
-    Trained weights are float32 (float64 on request); `dtype: bfloat16` stores frozen weights in bfloat16 and runs the
-    matrix products in it, because AdamW steps of 1e-6 vanish in bfloat16 weights.
+    Trained weights are float32 (float64 on request), because AdamW steps of 1e-6 vanish in bfloat16 weights.
+    `dtype: bfloat16` runs the matrix products in it, and stores the base of adapters in it. A frozen copy is stored as
+    the weights it is a copy of, so that the KL to it starts at exactly 0.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -67,7 +80,7 @@ def load_language_model(config: ModelConfig, *, trainable: bool = True) -> Langu
     folder = resolve_model(config.path)
     adapters = config.lora is not None
     dtype = DTYPES[config.dtype]
-    stored = torch.float32 if dtype is torch.bfloat16 and trainable and not adapters else dtype
+    stored = torch.float32 if dtype is torch.bfloat16 and not adapters else dtype
     device = pick_device(config.device)
     with _one_line("model.path", config.path):
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=stored, attn_implementation=config.attention)
@@ -107,10 +120,10 @@ def load_tokenizer(path: str, local_only: bool = False) -> Any:
 
 @contextlib.contextmanager
 def _one_line(setting: str, value: str) -> Iterator[None]:
-    """A missing folder, an unknown id or an unsupported model type, said in one line."""
+    """A missing folder, an unknown id, an unsupported model type or torn weights, said in one line."""
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SettingError(
             setting, value, "smollm2-135m, a folder with a Hugging Face causal model, or an id the hub serves", reason

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from quatrain.config import VerifierConfig, as_setting_error
+from quatrain.config import VerifierConfig
 from quatrain.errors import SettingError
+from quatrain.recipe_file import as_setting_error
 from quatrain.registry import is_file_reference
 from quatrain.rewards.function import FunctionVerifier
 from quatrain.rewards.guard import Guarded

@@ -54,7 +54,7 @@ class InProcessEngine:
             del self._queue[: len(taken)]
         if not wave:
             return []
-        with torch.no_grad(), self._lm.arithmetic():
+        with self._lm.inference():
             completions = [Completion.start(request, self._max_context) for request in wave]
             self._decode(completions)
         return [completion.rollout(self._version) for completion in completions]

@@ -32,7 +32,7 @@ class NoCacheEngine:
         """Finish the next request."""
         if not self._queue:
             return []
-        with torch.no_grad(), self._lm.arithmetic():
+        with self._lm.inference():
             return [self._complete(self._queue.pop(0))]
 
     def _complete(self, request: Request) -> Rollout:

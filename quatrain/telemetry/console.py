@@ -75,7 +75,7 @@ class Console:
         self._total_steps, self._first_step, self._step = total_steps, first_step, first_step
         self._started = self._clock()
         headings = "".join(f"{heading:>{width}}" for heading, _, _, width in COLUMNS)
-        self._print(f"{'step':>{self._step_width}}{headings}{'time left':>11}")
+        self._print(f"{'step':>{self._step_width}}{headings}{'time left':>14}")
 
     def phase(self, name: str, done: int, total: int) -> None:
         """Say how far a phase of the step is ("sampling", 64 of 128)."""
@@ -89,7 +89,7 @@ class Console:
         cells = "".join(f"{_cell(metrics, names, form):>{width}}" for _, names, form, width in COLUMNS)
         done = step - self._first_step + 1
         left = (self._clock() - self._started) / max(done, 1) * max(self._total_steps - step, 0)
-        self._print(f"{f'{step}/{self._total_steps}':>{self._step_width}}{cells}{duration(left):>11}")
+        self._print(f"{f'{step}/{self._total_steps}':>{self._step_width}}{cells}{duration(left):>14}")
         self._step = step + 1
 
     def stop(self) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
@@ -41,10 +43,25 @@ def checkpoints(run: Path) -> list[int]:
 def save_checkpoint(run: Path, step: int, learner: Learner, state: Mapping[str, Any], keep_last: int) -> Path:
     """Write the state after `step` and drop all but the last `keep_last` checkpoints.
 
-    Raises QuatrainError in one line on a full disk; earlier checkpoints are then untouched.
+    A step that is saved already stays as it is: its state is the same, and a second writing could be killed half-way.
+    Raises QuatrainError in one line when the disk is full or fails; earlier checkpoints are then untouched.
     """
     target = checkpoint_path(run, step)
-    temporary = target.with_name(f".writing-{target.name}")
+    if not target.exists():
+        _write(target, step, learner, state)
+    for old in checkpoints(run)[:-keep_last]:
+        path = checkpoint_path(run, old)
+        shutil.rmtree(path.rename(_beside(path)))
+    return target
+
+
+def _beside(path: Path) -> Path:
+    """The name under which a checkpoint is written or removed; what a kill leaves there counts for nothing."""
+    return path.with_name(f".writing-{path.name}")
+
+
+def _write(target: Path, step: int, learner: Learner, state: Mapping[str, Any]) -> None:
+    temporary = _beside(target)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -54,21 +71,23 @@ def save_checkpoint(run: Path, step: int, learner: Learner, state: Mapping[str, 
         trainer = {"format": FORMAT, "step": step, "optimizer_keys": keys, **state}
         (temporary / "state" / "trainer.json").write_text(json.dumps(trainer, indent=1), encoding="utf-8")
         flush_tree(temporary)
-        if target.exists():
-            shutil.rmtree(target)
         temporary.rename(target)
         flush(target.parent)
-    except OSError as error:
+    except (OSError, SafetensorError, CheckpointException) as error:
+        reason = _write_failure(error, target.parent)
         shutil.rmtree(temporary, ignore_errors=True)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise QuatrainError(
-                f"checkpoint of step {step}: got a full disk at {run}, need room for it; "
-                "free space and run the same command again (earlier checkpoints are whole)"
-            ) from error
-        raise
-    for old in checkpoints(run)[:-keep_last]:
-        shutil.rmtree(checkpoint_path(run, old))
-    return target
+        raise QuatrainError(
+            f"checkpoint of step {step}: got {reason} at {target.parent}, need room for it; "
+            "free space and run the same command again (earlier checkpoints are whole)"
+        ) from error
+
+
+def _write_failure(error: BaseException, folder: Path) -> str:
+    """What went wrong, in one line. The libraries that write tensors hide a full disk's error number."""
+    number = getattr(error, "errno", None)
+    if number is None and ("os error 28" in str(error) or shutil.disk_usage(folder).free < 1 << 16):
+        number = errno.ENOSPC
+    return "a full disk" if number in (errno.ENOSPC, errno.EDQUOT) else " ".join(str(error).split())[-200:]
 
 
 def save_weights(lm: LanguageModel, folder: Path) -> None:
@@ -107,15 +126,17 @@ def load_checkpoint(run: Path, step: int, learner: Learner) -> dict[str, Any]:
     folder = checkpoint_path(run, step)
     try:
         trainer = json.loads((folder / "state" / "trainer.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        if trainer["format"] != FORMAT:
+            raise ResumeError(f"{folder}: got checkpoint format {trainer['format']}, need {FORMAT}")
+        for name, role in learner.roles.items():
+            load_weights(role.lm, folder / name)
+        _load_optimizers(learner.roles, folder / "state", trainer.pop("optimizer_keys"))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, CheckpointException) as error:
+        reason = " ".join(str(error).split())[-200:]
         raise ResumeError(
-            f"{folder}: got an unreadable trainer state ({error}); remove the folder to use an earlier one"
+            f"{folder}: got an unreadable checkpoint ({reason}), need a whole one; "
+            "remove the folder to use an earlier one"
         ) from error
-    if trainer["format"] != FORMAT:
-        raise ResumeError(f"{folder}: got checkpoint format {trainer['format']}, need {FORMAT}")
-    for name, role in learner.roles.items():
-        load_weights(role.lm, folder / name)
-    _load_optimizers(learner.roles, folder / "state", trainer.pop("optimizer_keys"))
     return trainer
 
 

@@ -1,0 +1,139 @@
+"""Whole runs that take a second: a tiny model on disk, a file of prompts, a verifier in this process."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from quatrain.config import Recipe
+from quatrain.methods.online import train
+from quatrain.recipe_file import validate_recipe
+from quatrain.telemetry.console import Console
+from quatrain.telemetry.run_log import read_metrics
+from tests.tiny import save_tiny
+
+LETTER = '''
+"""Pays the share of characters that are among `letters`."""
+from quatrain.config import Section
+from quatrain.types import Score
+
+class Settings(Section):
+    letters: str = "abcdefghijklm"
+    fail: bool = False
+
+class Letter:
+    Settings, scope, kind, examples = Settings, "completion", "shaping", ()
+
+    def __init__(self, settings, limits):
+        self.settings = settings
+
+    async def score(self, rollouts):
+        if self.settings.fail:
+            return [Score(status="error", error="the judge is away") for _ in rollouts]
+        return [Score(value=self.share(one.text)) for one in rollouts]
+
+    def share(self, text):
+        return sum(character in self.settings.letters for character in text) / max(1, len(text))
+
+    def close(self):
+        pass
+'''
+
+
+def rows(path: Path, texts: Sequence[str], **columns: Any) -> Path:
+    """A JSONL file with a `prompt` per text."""
+    path.write_text("".join(json.dumps({"prompt": text, **columns}) + "\n" for text in texts))
+    return path
+
+
+def recipe_data(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A recipe as YAML would give it; model, prompts and verifier are written into `folder` once.
+
+    Changes are laid on by section: `recipe_data(tmp_path, train={"steps": 2})`.
+    """
+    model = folder / "model"
+    if not model.exists():
+        save_tiny(model)
+        rows(folder / "train.jsonl", [f"say {a}{b}:" for a in "abcde" for b in "12345"], answer="7")
+        rows(folder / "test.jsonl", [f"tell {a}:" for a in "abcdef"], answer="7")
+        (folder / "letter.py").write_text(LETTER)
+    data: dict[str, Any] = {
+        "model": {"path": str(model), "device": "cpu"},
+        "prompts": [{"source": str(folder / "train.jsonl")}],
+        "verifiers": {"default": {"letter": {"kind": f"{folder / 'letter.py'}:Letter"}}},
+        "rollout": {"group_size": 4, "max_tokens": 6},
+        "algorithm": {"kl": {"placement": "none"}},
+        "train": {"steps": 3, "prompts_per_step": 2, "learning_rate": 1e-2, "tokens_per_micro_batch": 64},
+        "checkpoint": {"every": 0},
+        "log": {"tensorboard": False, "rollouts_every": 0},
+        "output": str(folder / "run"),
+        "threads": 1,
+    }
+    for name, value in changes.items():
+        data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
+    return data
+
+
+def recipe(folder: Path, **changes: Any) -> Recipe:
+    """The validated recipe."""
+    return validate_recipe(recipe_data(folder, **changes))
+
+
+def recipe_file(folder: Path, **changes: Any) -> Path:
+    """The recipe on disk."""
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe_data(folder, **changes)))
+    return path
+
+
+def metrics_of(run: Path | str) -> dict[int, str]:
+    """The deterministic part of every row by step, as text (so that NaN equals NaN)."""
+    return {row.step: repr(sorted(row.metrics.items())) for row in read_metrics(run)}
+
+
+def weights_of(run: Path | str, step: int) -> dict[str, torch.Tensor]:
+    """Weights that the checkpoint of `step` holds."""
+    policy = Path(run) / "checkpoints" / f"step-{step:06d}" / "policy"
+    return {name: value for file in policy.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def assert_equal_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    """Bit for bit."""
+    assert one.keys() == other.keys() and one
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def in_child(wanted: Recipe, prepare: Callable[[], None] = lambda: None) -> int:
+    """Train in a forked process; its exit status is 0 when it finished, -9 when it was killed.
+
+    A fork starts in no time, because everything is imported already.
+    """
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 1
+    try:
+        prepare()
+        with open(os.devnull, "w") as nowhere:
+            train(wanted, Console(nowhere, terminal=False))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+    """`quatrain ...` in a process of its own."""
+    root = Path(__file__).resolve().parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-m", "quatrain", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
