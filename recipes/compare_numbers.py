@@ -7,6 +7,7 @@ share one whatever the seeds; for the comparisons not even in another order of t
 
 import math
 import random
+import re
 import zlib
 from collections.abc import Callable
 
@@ -37,14 +38,29 @@ PHRASES = {  # the answer is first + second, or first - second
 }
 
 
-def larger_of_two(count: int, seed: int, low: int = 10, high: int = 999, split: str = "train") -> list[Row]:
-    """`count` distinct questions "Which number is larger, a or b?" with low <= a, b <= high."""
+def larger_of_two(
+    count: int, seed: int, low: int = 10, high: int = 999, split: str = "train", both_orders: bool = False
+) -> list[Row]:
+    """`count` distinct questions "Which number is larger, a or b?" with low <= a, b <= high.
+
+    With `both_orders` every pair is asked both ways round: an answer by position is right exactly half the time.
+    """
+
+    def row(a: int, b: int) -> Row:
+        return {"prompt": f"Which number is larger, {a} or {b}?", "answer": str(max(a, b))}
 
     def make(rng: random.Random) -> tuple[str, Row]:
         a, b = rng.sample(range(low, high + 1), 2)
-        return f"{sorted((a, b))}", {"prompt": f"Which number is larger, {a} or {b}?", "answer": str(max(a, b))}
+        a, b = (min(a, b), max(a, b)) if both_orders else (a, b)
+        return f"{sorted((a, b))}", row(a, b)
 
-    return _distinct(make, count, seed, split, space_size("larger_of_two", low, high))
+    if not both_orders:
+        return _distinct(make, count, seed, split, space_size("larger_of_two", low, high))
+    if count % 2:
+        raise SettingError("options.count", count, "an even number with both_orders", "add one")
+    pairs = _distinct(make, count // 2, seed, split, space_size("larger_of_two", low, high) // 2)
+    numbers = [[int(number) for number in re.findall(r"\d+", pair["prompt"])] for pair in pairs]
+    return [turned for a, b in numbers for turned in (row(a, b), row(b, a))]
 
 
 def largest_of_three(count: int, seed: int, low: int = 10, high: int = 999, split: str = "train") -> list[Row]:
@@ -73,9 +89,19 @@ def word_sums(count: int, seed: int, low: int = 1, high: int = 9, split: str = "
     return _distinct(make, count, seed, split, space_size("word_sums", low, high))
 
 
-def starts_with_number(completion: str) -> bool:
-    """True when the completion begins with a number: the form that the demo asks for."""
-    return completion.strip()[:1].isdigit()
+def begins_with_answer(completion: str, answer: str) -> bool:
+    """True when the completion begins with the right number: the right answer in the form that the demo asks for."""
+    found = re.match(r"\s*(\d+)", completion)
+    return found is not None and found[1] == answer
+
+
+def choice(completion: str, answer: str) -> float:
+    """The first number of the completion, no credit for form: 1 when right, 0 when wrong, 0.5 when there is none.
+
+    Naming either number at random, or in the order of the question, earns 0.5 on average, and so does saying neither.
+    """
+    found = re.search(r"\d+", completion)
+    return 0.5 if found is None else float(found[0] == answer)
 
 
 def space_size(task: str, low: int | None = None, high: int | None = None) -> int:

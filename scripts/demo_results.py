@@ -18,7 +18,10 @@ from quatrain.telemetry.run_log import read_metrics
 
 NAMES = {"demo": "true rewards", "demo-shuffled": "shuffled rewards (control)"}
 COLOURS = {"demo": "#1a7f5a", "demo-shuffled": "#b0413e"}
-MEASURES = {"correct": "right answer, whatever its form", "in_form": "right answer in the asked form"}
+MEASURES = {
+    "correct": "right answer in the asked form",
+    "part without_credit_for_form": "without credit for form (50 % is chance)",
+}
 
 
 def runs(root: Path, name: str) -> list[Path]:

@@ -1,5 +1,6 @@
 """The command line: arguments to calls, errors to one line. Heavy imports wait until a command needs them."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -144,6 +145,7 @@ def export(
 def main() -> None:
     """Entry point: a user's mistake is one line on stderr and exit code 1; --debug shows the traceback."""
     debug = "--debug" in sys.argv
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's large CPU arrays in large pages: fewer page faults
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     if not debug:
         sys.excepthook = _one_line

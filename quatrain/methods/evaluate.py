@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ class Answer:
     completion: str
     tokens: int
     stop_reason: str
-    reward: float  # NaN where the verifier could not judge
+    reward: float  # this and the next two are NaN where the verifier could not judge
     correct: float  # 1 when every correctness part is fully paid, whatever the form
     in_form: float  # 1 when correct and every format part is fully paid
+    parts: Mapping[str, float]  # what each part of the rubric paid, before its weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +49,18 @@ class Evaluation:
     asked: str = ""  # see `question_key`
 
     def per_prompt(self, name: str) -> Floats:
-        """Mean of an answer's field over each prompt's completions (NaN: not judged)."""
-        values = np.array([getattr(answer, name) for answer in self.answers], dtype=np.float64)
-        return values.reshape(-1, self.samples).mean(1)
+        """Mean of an answer's field over each prompt's judged completions (NaN: none was judged)."""
+        values = np.array([_field(answer, name) for answer in self.answers], dtype=np.float64)
+        return np.array([mean(row) for row in values.reshape(-1, self.samples)])
+
+    def parts(self) -> list[str]:
+        """Names of the rubrics' parts, as `per_prompt("part NAME")` takes them."""
+        return list(dict.fromkeys(f"part {name}" for answer in self.answers for name in answer.parts))
 
     def metrics(self) -> dict[str, Metric]:
         """`eval/...` metrics."""
         return {
+            **{f"eval/{name.removeprefix('part ')}": Last(mean(self.per_prompt(name))) for name in self.parts()},
             "eval/accuracy": Last(mean(self.per_prompt("correct"))),
             "eval/accuracy_in_form": Last(mean(self.per_prompt("in_form"))),
             "eval/reward": Last(mean(self.per_prompt("reward"))),
@@ -66,11 +72,16 @@ class Evaluation:
         """RUN/evaluations/step-000040.json."""
         path = evaluation_path(folder, self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [{**asdict(a), "reward": None if np.isnan(a.reward) else a.reward} for a in self.answers]
+        rows = [{key: None if value != value else value for key, value in asdict(a).items()} for a in self.answers]
         replace_text(
             path,
             json.dumps({"step": self.step, "samples": self.samples, "asked": self.asked, "answers": rows}, indent=1),
         )
+
+
+def _field(answer: Answer, name: str) -> float:
+    part = name.removeprefix("part ")
+    return float(getattr(answer, name) if part == name else answer.parts.get(part, float("nan")))
 
 
 def evaluation_path(folder: Path, step: int) -> Path:
@@ -84,7 +95,10 @@ def load_evaluation(folder: Path, step: int) -> Evaluation | None:
     if not path.is_file():
         return None
     data = json.loads(path.read_text(encoding="utf-8"))
-    rows = [{**row, "reward": float("nan") if row["reward"] is None else row["reward"]} for row in data["answers"]]
+    nan = float("nan")
+    rows: list[dict[str, Any]] = [
+        {key: nan if value is None else value for key, value in row.items()} for row in data["answers"]
+    ]
     return Evaluation(data["step"], data["samples"], tuple(Answer(**row) for row in rows), data["asked"])
 
 
@@ -126,14 +140,11 @@ def evaluate(
 
 def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:
     parts = verifiers.rubric_of(rollout).parts
-    paid = {
-        name: score.parts.get(name, 0.0) / part.weight >= 1 - 1e-9
-        for name, part in parts.items()
-        if part.weight and score.usable
-    }
+    raw = {name: score.parts[name] / part.weight for name, part in parts.items() if part.weight and name in score.parts}
+    paid = {name: raw.get(name, 0.0) >= 1 - 1e-9 for name, part in parts.items() if part.weight}
     correct = [paid[name] for name in paid if parts[name].measures == "correctness"]
     form = [paid[name] for name in paid if parts[name].measures == "format"]
-    right = all(correct) if correct else score.usable and score.value >= 1 - 1e-9
+    right = all(correct) if correct else score.value >= 1 - 1e-9
     return Answer(
         prompt_index=rollout.prompt.index,
         source=rollout.prompt.source,
@@ -143,8 +154,9 @@ def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:
         tokens=rollout.num_tokens,
         stop_reason=rollout.stop_reason,
         reward=score.value,
-        correct=float(right),
-        in_form=float(right and all(form)),
+        correct=float(right) if score.usable else float("nan"),
+        in_form=float(right and all(form)) if score.usable else float("nan"),
+        parts=raw,
     )
 
 

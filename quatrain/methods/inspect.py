@@ -127,7 +127,7 @@ def accuracy_table(evaluation: Evaluation) -> dict[str, dict[str, float]]:
         found[f"pass@{k}"] = pass_at_k(correct, k)
         k *= 2
     if evaluation.samples > 1:
-        found[f"mean@{evaluation.samples}"] = correct.mean(1)
+        found[f"mean@{evaluation.samples}"] = evaluation.per_prompt("correct")
     found["in asked form"] = evaluation.per_prompt("in_form")
     found["reward"] = evaluation.per_prompt("reward")
     sources = [answer.source for answer in evaluation.answers[:: evaluation.samples]]
@@ -138,12 +138,13 @@ def accuracy_table(evaluation: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def pass_at_k(correct_PK: np.ndarray, k: int) -> np.ndarray:
-    """1 - C(n - c, k) / C(n, k) per prompt, unbiased for n completions of which c are right.
+    """1 - C(n - c, k) / C(n, k) per prompt, unbiased for n judged completions of which c are right (NaN when n < k).
 
     Chen et al. 2021, arXiv:2107.03374, equation 1.
     """
-    n = correct_PK.shape[1]
-    return np.array([1 - math.comb(n - int(c), k) / math.comb(n, k) for c in correct_PK.sum(1)])
+    judged = [row[~np.isnan(row)] for row in correct_PK]
+    counts = [(len(row), int(row.sum())) for row in judged]
+    return np.array([1 - math.comb(n - c, k) / math.comb(n, k) if n >= k else math.nan for n, c in counts])
 
 
 def _cell(values: np.ndarray) -> dict[str, float]:

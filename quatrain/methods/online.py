@@ -67,6 +67,7 @@ def online_step(run: Run, step: int) -> dict[str, Metric]:
     clock.lap("rollout")
 
     scores = run.verifiers.score(rollouts)
+    warn_of_errors(run, scores)
     clock.lap("score")
     run.stop.check()
 
@@ -110,6 +111,12 @@ def sample(run: Run, prompts: Sequence[Prompt], step: int) -> list[Rollout]:
         progress(len(rollouts), len(prompts) * config.group_size)
         run.stop.check()
     return sorted(rollouts, key=lambda rollout: (rollout.group, rollout.index))
+
+
+def warn_of_errors(run: Run, scores: Sequence[Score]) -> None:
+    """Say once for each reason that completions could not be judged; they are left out and counted, never zeros."""
+    for reason in sorted({score.error for score in scores if score.status == "error"}):
+        run.console.warn(f"a completion could not be judged and is left out: {reason}")
 
 
 def to_samples(rollouts: Sequence[Rollout]) -> list[Sample]:

@@ -221,6 +221,10 @@ def held_out(run: Run, step: int, interruptible: bool = False) -> Evaluation | N
     done = evaluate(run.engine, run.held_out, run.verifiers, sampling, samples=own.samples,
                     seed=run.recipe.seed, step=step, progress=progress)  # fmt: skip
     done.save(run.folder)
+    values = {name: metric.value for name, metric in done.metrics().items()}
+    run.log.event("evaluation", f"{len(run.held_out)} held-out prompts", step, **values)
+    for tracker in run.trackers:
+        tracker.log(step, values)
     return done
 
 

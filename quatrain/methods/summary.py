@@ -7,7 +7,7 @@ from quatrain.methods.online import Result
 from quatrain.telemetry.console import Console
 
 LABELS = {
-    "correct": "right answer, whatever its form",
+    "correct": "right answer",
     "in_form": "right answer in the asked form",
     "reward": "mean reward",
 }
@@ -16,12 +16,15 @@ LABELS = {
 def summarise(result: Result, console: Console) -> None:
     """Print it."""
     if result.before and result.after:
-        names = list(LABELS) if _has_form(result.before, result.after) else ["correct", "reward"]
+        parts = [name for name in result.after.parts() if _tells_more(name, result.before, result.after)]
+        names = ["correct"] + (["in_form"] if _has_form(result.before, result.after) else [])
+        names += parts or ["reward"]
         rows: list[tuple[object, ...]] = [("held-out", "before", "after", "difference (95 % interval, paired)")]
         for name in names:
             found = result.gain(name)
             assert found is not None
-            rows.append((LABELS[name], *_cells(found, percent=name != "reward")))
+            label = LABELS.get(name, name.removeprefix("part ").replace("_", " "))
+            rows.append((label, *_cells(found, percent=name in ("correct", "in_form"))))
         console.say("")
         console.table(f"{len(result.after.per_prompt('correct'))} held-out prompts, 95 % bootstrap intervals", rows)
         _completions(result.before, result.after, console)
@@ -32,8 +35,13 @@ def summarise(result: Result, console: Console) -> None:
     )
 
 
+def _tells_more(part: str, *evaluations: Evaluation) -> bool:
+    """False for a part that repeats the accuracy."""
+    return any((each.per_prompt(part) != each.per_prompt("correct")).any() for each in evaluations)
+
+
 def _has_form(*evaluations: Evaluation) -> bool:
-    return any(answer.correct != answer.in_form for evaluation in evaluations for answer in evaluation.answers)
+    return any(answer.correct > answer.in_form for evaluation in evaluations for answer in evaluation.answers)
 
 
 def _cells(found: dict[str, Any], percent: bool) -> tuple[str, str, str]:
@@ -61,7 +69,8 @@ def _completions(before: Evaluation, after: Evaluation, console: Console, count:
 
 
 def _marked(text: str, correct: float) -> str:
-    return ("+ " if correct else "- ") + _shown(text)
+    sign = {1.0: "+", 0.0: "-"}.get(correct, "?")  # not judged
+    return f"{sign} {_shown(text)}"
 
 
 def _shown(text: str, limit: int = 160) -> str:

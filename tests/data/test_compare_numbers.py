@@ -83,3 +83,22 @@ def test_bad_options_are_one_clear_line(options, words):
     with pytest.raises(SettingError) as caught:
         rows("larger_of_two", **options)
     assert str(caught.value).startswith("prompts[0].options") and words in str(caught.value)
+
+
+def test_both_orders_leave_nothing_to_answer_by_position() -> None:
+    rows = task("larger_of_two")(40, seed=1, split="held_out", both_orders=True)
+    assert len({row["prompt"] for row in rows}) == 40
+    first, second = rows[0]["prompt"], rows[1]["prompt"]
+    assert re.findall(r"\d+", first) == re.findall(r"\d+", second)[::-1]
+    by_position = [task("choice")(re.findall(r"\d+", row["prompt"])[0], row["answer"]) for row in rows]
+    assert sum(by_position) == 20
+    with pytest.raises(SettingError, match="an even number"):
+        task("larger_of_two")(3, seed=1, both_orders=True)
+
+
+def test_the_two_measures_of_an_answer() -> None:
+    begins, choice = task("begins_with_answer"), task("choice")
+    assert begins(" 643 is larger", "643")
+    assert not any(begins(text, "643") for text in ("The answer is 643", "6430", "", "107"))
+    texts = ("It is 643, not 107", "107 is larger than 643", "I cannot say")
+    assert [choice(text, "643") for text in texts] == [1.0, 0.0, 0.5]

@@ -29,7 +29,7 @@ NAN = float("nan")
 def answer(prompt: int, correct: float, *, source: str = "s", reward: float | None = None, form: float = 0) -> Answer:
     return Answer(
         prompt_index=prompt, source=source, prompt="p", question="q", completion="c", tokens=3, stop_reason="eos",
-        reward=correct if reward is None else reward, correct=correct, in_form=form,
+        reward=correct if reward is None else reward, correct=correct, in_form=form, parts={},
     )  # fmt: skip
 
 
@@ -100,6 +100,14 @@ def test_different_prompts_are_not_compared() -> None:
 def test_pass_at_k_by_hand(n: int, right: int, k: int, expected: float) -> None:
     row = np.array([[1.0] * right + [0.0] * (n - right)])
     assert pass_at_k(row, k) == pytest.approx([expected])
+
+
+def test_completions_that_could_not_be_judged_are_neither_right_nor_wrong() -> None:
+    assert pass_at_k(np.array([[1.0, NAN, 0.0], [NAN, NAN, NAN]]), 1)[0] == 0.5
+    assert np.isnan(pass_at_k(np.array([[NAN, NAN, 1.0]]), 2)).all()
+    some = evaluation([1, NAN], [0, 0])
+    assert some.per_prompt("correct").tolist() == [1.0, 0.0]
+    assert accuracy_table(some)["mean@2"]["value"] == 0.5
 
 
 def test_the_table() -> None:
