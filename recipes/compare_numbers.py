@@ -89,12 +89,6 @@ def word_sums(count: int, seed: int, low: int = 1, high: int = 9, split: str = "
     return _distinct(make, count, seed, split, space_size("word_sums", low, high))
 
 
-def begins_with_answer(completion: str, answer: str) -> bool:
-    """True when the completion begins with the right number: the right answer in the form that the demo asks for."""
-    found = re.match(r"\s*(\d+)", completion)
-    return found is not None and found[1] == answer
-
-
 def choice(completion: str, answer: str) -> float:
     """The first number of the completion, no credit for form: 1 when right, 0 when wrong, 0.5 when there is none.
 

@@ -19,7 +19,7 @@ from quatrain.telemetry.run_log import read_metrics
 NAMES = {"demo": "true rewards", "demo-shuffled": "shuffled rewards (control)"}
 COLOURS = {"demo": "#1a7f5a", "demo-shuffled": "#b0413e"}
 MEASURES = {
-    "correct": "right answer in the asked form",
+    "correct": "right answer (as paid)",
     "part without_credit_for_form": "without credit for form (50 % is chance)",
 }
 

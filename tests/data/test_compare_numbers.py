@@ -96,9 +96,6 @@ def test_both_orders_leave_nothing_to_answer_by_position() -> None:
         task("larger_of_two")(3, seed=1, both_orders=True)
 
 
-def test_the_two_measures_of_an_answer() -> None:
-    begins, choice = task("begins_with_answer"), task("choice")
-    assert begins(" 643 is larger", "643")
-    assert not any(begins(text, "643") for text in ("The answer is 643", "6430", "", "107"))
+def test_without_credit_for_form() -> None:
     texts = ("It is 643, not 107", "107 is larger than 643", "I cannot say")
-    assert [choice(text, "643") for text in texts] == [1.0, 0.0, 0.5]
+    assert [task("choice")(text, "643") for text in texts] == [1.0, 0.0, 0.5]
