@@ -98,7 +98,10 @@ class InProcessEngine:
         causal = column[:, None] >= column[None]
         allowed = (causal[None] & real[:, None]) | torch.eye(width, dtype=torch.bool, device=device)[None]
         positions = (column[None] - padding_P[:, None]).clamp(min=0)
-        return self._forward(ids, positions, allowed[:, None], cache)
+        logits = self._forward(ids, positions, allowed[:, None], cache)
+        if cache.get_seq_length() != width:
+            raise RuntimeError(f"KV cache: got {cache.get_seq_length()} positions, need {width}; the model ignores it")
+        return logits
 
     def _advance(self, tokens_B: Tensor, column: int, padding_B: Tensor, cache: Any) -> Tensor:
         """Logits after one more token per row, (B, V)."""
