@@ -78,6 +78,9 @@ def assert_same(folder: Path, name: str = "run") -> None:
     assert_equal_weights(weights_of(folder / name, STEPS), weights_of(folder / "unbroken", STEPS))
 
 
+FEWEST_FLUSHES = 50  # every case flushes at least as often
+
+
 def kill_at(flush: int) -> Callable[[], None]:
     """SIGKILL to the own process at its n-th fsync: before, while and after a row or a checkpoint is written."""
 
@@ -99,6 +102,8 @@ def killed_and_resumed(name: str, folder: Path, flush: int) -> None:
     shutil.rmtree(folder / "run", ignore_errors=True)
     wanted = case(name, folder)
     status = in_child(wanted, kill_at(flush))
+    if status == 0 and flush > FEWEST_FLUSHES:
+        pytest.skip("the run is over before this flush")
     assert status == -signal.SIGKILL, status
     train(wanted, quiet())
     assert_same(folder)
@@ -107,7 +112,7 @@ def killed_and_resumed(name: str, folder: Path, flush: int) -> None:
 def test_case_c73_c69_c72_killed_anywhere(unbroken: tuple[str, Path]) -> None:
     name, folder = unbroken
     draw = random.Random(name)
-    killed_and_resumed(name, folder, draw.randrange(5, 60))
+    killed_and_resumed(name, folder, draw.randrange(5, FEWEST_FLUSHES))
 
 
 @pytest.mark.full
