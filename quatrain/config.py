@@ -113,6 +113,10 @@ class KLConfig(Section):
     estimator: Literal["k1", "k2", "k3", "abs", "full"] = "k3"
     coefficient: Annotated[float, Field(ge=0)] = 0.04
     ratio_weighted: bool = Field(False, description="loss placement: rho * estimator with the differentiable ratio")
+    refresh_every: NonNegative = Field(0, description="steps after which the reference becomes the policy; 0: never")
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="after every step, reference = ema * reference + (1 - ema) * policy"
+    )
 
     @model_validator(mode="after")
     def _k1_in_the_loss(self) -> "KLConfig":
@@ -135,6 +139,11 @@ class KLConfig(Section):
         """True when a reference is needed."""
         return self.placement != "none" and self.coefficient > 0
 
+    @property
+    def moves(self) -> bool:
+        """True when the reference does not stay the model at the start."""
+        return self.refresh_every > 0 or self.ema is not None
+
 
 class MismatchConfig(Section):
     """Correction for the difference between the sampler's probabilities and the trainer's."""
@@ -156,7 +165,18 @@ class AlgorithmConfig(Section):
     std_epsilon: Annotated[float, Field(gt=0)] = 1e-4
     parts: Literal["sum", "normalised"] = Field("sum", description="weighted sum, or each part normalised in its group")
     uniform_groups: Literal["keep", "drop"] = "keep"
-    truncated: Literal["as_scored", "mask"] = Field("as_scored", description="completions cut at max_tokens")
+    truncated: Literal["as_scored", "mask", "penalise"] = Field(
+        "as_scored", description="completions cut at max_tokens: scored like others, left out of the loss, or penalised"
+    )
+    truncation_penalty: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="truncated penalise: subtracted from the score of a completion that was cut"
+    )
+    soft_overlong: Fraction | None = Field(
+        None, description="length of DAPO's penalty slope before rollout.max_tokens, as a share of it; null: no penalty"
+    )
+    refill_rounds: NonNegative = Field(
+        0, description="dynamic sampling: how often uniform groups are replaced by those of further prompts; 0: never"
+    )
     ratio: Literal["token", "sequence", "sequence_sum"] = "token"
     clip: Literal["two_sided", "detached_cap"] = "two_sided"
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -168,7 +188,13 @@ class AlgorithmConfig(Section):
     mismatch: MismatchConfig = Field(default_factory=MismatchConfig)
 
     @model_validator(mode="after")
-    def _parts_within_groups(self) -> "AlgorithmConfig":
+    def _consistent(self) -> "AlgorithmConfig":
+        if self.kl.refresh_every and self.kl.ema is not None:
+            raise SettingError("algorithm.kl.ema", self.kl.ema, "null with algorithm.kl.refresh_every",
+                               "a reference is either replaced or averaged; remove one of them")  # fmt: skip
+        if not self.kl.active and (self.kl.refresh_every or self.kl.ema is not None):
+            raise SettingError("algorithm.kl.placement", self.kl.placement, "a KL penalty, for a moving reference",
+                               "set kl.placement and kl.coefficient, or remove refresh_every and ema")  # fmt: skip
         if self.parts == "normalised" and (self.baseline == "none" or self.scale != "group"):
             raise SettingError("algorithm.parts", "normalised", "a group baseline and algorithm.scale group",
                                "each part is centred and scaled within its group")  # fmt: skip
@@ -188,6 +214,8 @@ class AlgorithmConfig(Section):
 # The preset table of the family, one row of data each; keys not named keep AlgorithmConfig's defaults.
 PRESETS: dict[str, dict[str, Any]] = {
     "grpo": {"kl": {"placement": "loss", "estimator": "k3", "coefficient": 0.04}},
+    "dapo": {"clip_high": 0.28, "aggregate": "token", "kl": {"placement": "none"}, "refill_rounds": 3,
+             "soft_overlong": 0.2},
     "dr_grpo": {"scale": "none", "aggregate": "constant", "kl": {"placement": "none"}},
     "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "kl": {"placement": "none"}},
     "cispo": {"clip": "detached_cap", "aggregate": "token", "kl": {"placement": "none"}},
@@ -233,6 +261,20 @@ class CheckpointConfig(Section):
 
     every: NonNegative = Field(20, description="steps between checkpoints; 0: only at the end")
     keep_last: Positive = 2
+    keep_best: NonNegative = Field(0, description="also keep the evaluated steps with the highest best_metric, so many")
+    best_metric: str = Field("eval/accuracy", description="metric of the held-out evaluation that keep_best compares")
+
+
+class CurriculumConfig(Section):
+    """Which prompts are passed over, by what the run saw of them."""
+
+    skip_right: NonNegative = Field(
+        0, description="groups in a row with every completion right after which a prompt is passed over; 0: never"
+    )
+    skip_wrong: NonNegative = Field(
+        0, description="groups in a row with every completion wrong after which a prompt is passed over; 0: never"
+    )
+    retry_after: NonNegative = Field(0, description="steps after which a passed-over prompt is tried again; 0: never")
 
 
 class LogConfig(Section):
@@ -259,6 +301,7 @@ class Recipe(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = Field(default_factory=lambda: AlgorithmConfig.model_validate({}))
     train: TrainConfig = Field(default_factory=TrainConfig)
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     evaluation: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     log: LogConfig = Field(default_factory=LogConfig)
@@ -270,6 +313,16 @@ class Recipe(Section):
     def _consistent(self) -> "Recipe":
         check_recipe(self)
         return self
+
+    @property
+    def rubrics(self) -> dict[str, dict[str, VerifierConfig]]:
+        """The verifiers, with the length penalty of `algorithm.soft_overlong` as a part of each when it is set."""
+        share, longest = self.algorithm.soft_overlong, self.rollout.max_tokens
+        if share is None:
+            return self.verifiers
+        slope = {"kind": "soft_overlong", "max_tokens": longest, "cache_tokens": round(share * longest)}
+        return {name: {**parts, "soft_overlong": VerifierConfig.model_validate(slope)}
+                for name, parts in self.verifiers.items()}  # fmt: skip
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -284,6 +337,20 @@ def check_recipe(recipe: Recipe) -> None:
     if rollout.temperature == 0:
         raise SettingError("rollout.temperature", 0, "a temperature above 0 for training",
                            "greedy completions of a group are all equal; use 1.0")  # fmt: skip
+    if algorithm.kl.ema is not None and recipe.model.lora is not None:
+        raise SettingError("algorithm.kl.ema", algorithm.kl.ema, "null with model.lora",
+                           "means of A and of B are not the mean of B A; use algorithm.kl.refresh_every")  # fmt: skip
+    lora = recipe.model.lora
+    if lora is not None and algorithm.kl.estimator == "full" and {"lm_head", "embed_out"} & set(lora.targets):
+        raise SettingError("algorithm.kl.estimator", "full", "an output head without an adapter",
+                           "leave the head out of model.lora.targets, or use k3")  # fmt: skip
+    curriculum = recipe.curriculum
+    if curriculum.retry_after and not (curriculum.skip_right or curriculum.skip_wrong):
+        raise SettingError("curriculum.retry_after", curriculum.retry_after, "0 without skip_right and skip_wrong",
+                           "set one of them: only what is passed over can be tried again")  # fmt: skip
+    if recipe.checkpoint.keep_best and not (recipe.held_out and recipe.evaluation.every):
+        raise SettingError("checkpoint.keep_best", recipe.checkpoint.keep_best,
+                           "held_out prompts and evaluation.every above 0", "set them, or keep_best=0")  # fmt: skip
     if algorithm.kl.placement == "score" and algorithm.parts == "normalised":
         raise SettingError("algorithm.parts", "normalised", "sum when algorithm.kl.placement is score",
                            "place the KL in the reward instead")  # fmt: skip
@@ -299,6 +366,13 @@ def check_recipe(recipe: Recipe) -> None:
     for name, parts in recipe.verifiers.items():
         if not parts:
             raise SettingError(f"verifiers.{name}", {}, "at least one part", "e.g. correct: {kind: math}")
+        if "soft_overlong" in parts and algorithm.soft_overlong is not None:
+            raise SettingError("algorithm.soft_overlong", algorithm.soft_overlong,
+                               f"null when verifiers.{name} has a part of that name",
+                               "remove one of them, or the length is penalised twice")  # fmt: skip
+        if "truncation" in parts and algorithm.truncated == "penalise":
+            raise SettingError("algorithm.truncated", "penalise", f"another name for verifiers.{name}.truncation",
+                               "the penalty's own part has that name; rename yours")  # fmt: skip
 
 
 def batch_arithmetic(recipe: Recipe) -> str:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -12,6 +13,8 @@ from pydantic import BaseModel, ValidationError
 from quatrain.config import Recipe
 from quatrain.errors import SettingError, nearest
 
+MOST_VALUES = 100_000  # that a recipe may hold
+
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a YAML recipe, apply `key.sub=value` overrides, expand `${NAME}` / `${NAME:-default}`, validate.
@@ -19,6 +22,14 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises SettingError with one line for a missing file, bad YAML, an unknown key (nearest known key named),
     a wrong type or a value out of range.
     """
+    data = read_settings(path)
+    for override in overrides:
+        apply_override(data, override)
+    return validate_recipe(data)
+
+
+def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The settings of a YAML recipe as they are written, with an `output` named after the file when it has none."""
     path = Path(path)
     try:
         data = _parse_yaml(path.read_text(encoding="utf-8"))
@@ -31,19 +42,55 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if not isinstance(data, dict):
         raise SettingError("recipe", f"{path} holding {type(data).__name__}", "a mapping of settings", "see recipes/")
     data.setdefault("output", f"runs/{path.stem}")
-    for override in overrides:
-        apply_override(data, override)
-    return validate_recipe(data)
+    return data
 
 
 def _parse_yaml(text: str) -> Any:
-    """YAML's value; what the parser raises for impossible dates and bottomless nesting becomes a YAMLError too."""
+    """YAML's value; what the parser raises for impossible dates, tags and nesting becomes a YAMLError too.
+
+    A key that is there twice is an error: YAML would silently keep the last one.
+    """
     try:
-        return yaml.safe_load(text)
-    except ValueError as error:
-        raise yaml.YAMLError(str(error)) from None
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_keys(node, set())
+        value = loader.construct_document(node)
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # of a tag: `!!bool 3`, `!!timestamp x`
+        raise yaml.YAMLError(f"a value that its tag or form does not allow ({error})") from None
     except RecursionError:
         raise yaml.YAMLError("nested too deeply") from None
+    if _size(value, {}) > MOST_VALUES:
+        raise yaml.YAMLError(f"aliases that stand for more than {MOST_VALUES} values")
+    return value
+
+
+def _check_keys(node: yaml.Node, seen: set[int]) -> None:
+    """YAMLError for the first key that a mapping has twice; `seen` are the nodes already looked at."""
+    if id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    keys: set[tuple[str, str]] = set()
+    for item in node.value:
+        if isinstance(item, tuple):
+            key, item = item
+            name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else ("", str(id(key)))
+            if name in keys:
+                raise yaml.YAMLError(f"the key {key.value!r} twice, again in line {key.start_mark.line + 1}")
+            keys.add(name)
+        _check_keys(item, seen)
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """Values inside `value`, those behind an alias each time; a value that contains itself counts once."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 1
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(item, known) for item in inner)
+    return known[id(value)]
 
 
 def validate_recipe(data: Mapping[str, Any]) -> Recipe:
@@ -91,7 +138,7 @@ def _section_at(data: dict[str, Any], path: Sequence[str], key: str) -> Any:
 def _index(part: str, node: list[Any], key: str) -> int:
     if not node:
         raise SettingError(f"override {key}", part, "a list position, but the list is empty", "set the whole list")
-    if not part.isdecimal() or int(part) >= len(node):
+    if not part.isdecimal() or len(part) > 9 or int(part) >= len(node):
         raise SettingError(f"override {key}", part, f"a list position from 0 to {len(node) - 1}", "count from 0")
     return int(part)
 
@@ -113,6 +160,9 @@ def expand(value: Any, place: str = "") -> Any:
         return {key: expand(item, f"{place}.{key}" if place else str(key)) for key, item in value.items()}
     if isinstance(value, list):
         return [expand(item, f"{place}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, (bytes, set, date)):
+        raise SettingError(place, f"a {type(value).__name__}", "text, a number, true or false, a list or a mapping",
+                           "put text in quotes")  # fmt: skip
     if not isinstance(value, str):
         return value
 

@@ -16,8 +16,8 @@ T = TypeVar("T")
 def load_attribute(reference: str, setting: str) -> Any:
     """The object named by `path/to/file.py:attribute`; the file is run once per process."""
     path_text, _, attribute = reference.rpartition(":")
-    path = Path(path_text).expanduser().resolve()
-    if not path.is_file():
+    path = existing_file(path_text)
+    if path is None:
         raise SettingError(setting, reference, "an existing Python file before the colon", "check the path")
     module_name = f"quatrain_user_{path.stem}_{abs(hash(path)):x}"
     module = sys.modules.get(module_name)
@@ -86,6 +86,15 @@ class Registry(Generic[T]):
         for module in self._modules:
             importlib.import_module(module)
         return self._built_in
+
+
+def existing_file(text: str) -> Path | None:
+    """The absolute path of a file; None when there is none, also for text that no path can be (too long, `~nobody`)."""
+    try:
+        path = Path(text).expanduser().resolve()
+        return path if path.is_file() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
 
 
 def is_file_reference(name: str) -> bool:

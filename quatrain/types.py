@@ -135,11 +135,18 @@ class Rollout:
 class Score:
     """A verifier's answer on one rollout. `error` means "could not judge" and is never a zero.
 
-    Example: `Score(value=1.1, parts={"correct": 1.0, "format": 0.1})`
+    `parts` are what the parts of a rubric said, before their `weights` (1 where none is named); `answer` is what the
+    verifier read out of the completion, written so that equal answers are equal texts (for votes); `right` says
+    whether every part that measures correctness is fully paid (None where nobody can tell).
+
+    Example: `Score(value=1.1, parts={"correct": 1.0, "format": 1.0}, weights={"format": 0.1}, right=True)`
     """
 
     value: float = float("nan")
     parts: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    answer: str | None = None
+    right: bool | None = None
     status: ScoreStatus = "ok"
     error: str = ""
     placed: tuple[tuple[int, float], ...] = ()  # (trained-token position, reward): process and turn rewards
@@ -152,6 +159,16 @@ class Score:
     def usable(self) -> bool:
         """True when the value counts in a group's statistics."""
         return self.status == "ok"
+
+    @property
+    def correct(self) -> bool:
+        """`right`; where nobody can tell, whether the value is at least 1."""
+        return self.value >= 1 - 1e-9 if self.right is None else self.right
+
+    @property
+    def wrong(self) -> bool:
+        """Not `right`; where nobody can tell, whether nothing is paid (0 or less)."""
+        return self.value <= 0 if self.right is None else not self.right
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

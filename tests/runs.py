@@ -98,10 +98,10 @@ def metrics_of(run: Path | str) -> dict[int, str]:
     return {row.step: repr(sorted(row.metrics.items())) for row in read_metrics(run)}
 
 
-def weights_of(run: Path | str, step: int) -> dict[str, torch.Tensor]:
+def weights_of(run: Path | str, step: int, part: str = "policy") -> dict[str, torch.Tensor]:
     """Weights that the checkpoint of `step` holds."""
-    policy = Path(run) / "checkpoints" / f"step-{step:06d}" / "policy"
-    return {name: value for file in policy.glob("*.safetensors") for name, value in load_file(file).items()}
+    folder = Path(run) / "checkpoints" / f"step-{step:06d}" / part
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
 
 
 def assert_equal_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

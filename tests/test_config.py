@@ -1,6 +1,7 @@
 """A recipe is validated before anything is loaded, and every mistake is one line that says what to do."""
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quatrain.config import AlgorithmConfig, LoraConfig, Recipe, batch_arithmetic, merge
+from quatrain.config import PRESETS, AlgorithmConfig, LoraConfig, Recipe, batch_arithmetic, merge
 from quatrain.errors import SettingError
 from quatrain.recipe_file import apply_override, differences, load_recipe, validate_recipe
 
@@ -39,6 +40,40 @@ def overridden(*overrides: str, data: dict[str, Any] = MINIMAL) -> Recipe:
     for override in overrides:
         apply_override(data, override)
     return validate_recipe(data)
+
+
+def test_a_recipe_file_keeps_what_yaml_would_lose_or_blow_up(tmp_path: Path) -> None:
+    """A key written twice, aliases that stand for a billion values, values that no JSON can hold."""
+    bomb = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+    bomb += "".join(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefghi"))
+    for text, words in (
+        ("train:\n  steps: 3\nseed: 1\ntrain:\n  epochs: 2\n", "the key 'train' twice, again in line 4"),
+        ("rollout: {top_p: 0.9, top_k: 5, top_p: 1.0}\n", "the key 'top_p' twice, again in line 1"),
+        (bomb, "aliases that stand for more than 100000 values"),
+        ("seed: !!bool 3\n", "a value that its tag or form does not allow"),
+        ("prompts: [{source: a.jsonl, options: {since: 2024-01-01}}]\n", "prompts[0].options.since: got a date"),
+        ("prompts: [{source: a.jsonl, options: {raw: !!binary gIGC}}]\n", "prompts[0].options.raw: got a bytes"),
+        ("model: {path: &a [*a]}\n", "settings that contain themselves"),
+    ):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        with pytest.raises(SettingError) as caught:
+            load_recipe(path)
+        assert words in str(caught.value), caught.value
+
+
+def test_a_part_does_not_share_its_name_with_a_penalty() -> None:
+    parts = {"verifiers": {"math": {"truncation": {"kind": "exact"}, "soft_overlong": {"kind": "exact"}}}}
+    assert recipe(**parts)
+    assert complaint(**parts, algorithm={"truncated": "penalise"}).startswith("algorithm.truncated: got penalise, need")
+    assert complaint(**parts, algorithm={"soft_overlong": 0.2}).startswith("algorithm.soft_overlong: got 0.2, need")
+
+
+def test_what_is_shown_of_a_value_is_short_and_printable() -> None:
+    found = str(SettingError("a.b", "\x1b[31m\x00 x\ny" + "z" * 1000, "need", "do"))
+    assert found.startswith("a.b: got \\x1b[31m\\x00 x yzzz") and found.endswith("zzz..., need need; do")
+    assert len(found) < 160
+    assert str(SettingError("seed", 16**9000, "x")) == "seed: got a value of type int too large to show, need x"
 
 
 def test_the_minimal_recipe_has_the_defaults_of_grpo() -> None:
@@ -109,11 +144,50 @@ def test_a_missing_section_is_named(missing: str) -> None:
         ({"prompts": [{"source": "a", "verifier": "maths"}]}, "prompts[0].verifier: got maths"),
         ({"held_out": [{"source": "a", "verifier": "maths"}]}, "held_out[0].verifier: got maths"),
         ({"verifiers": {"code": {"correct": {"kind": "exact"}}}}, "prompts[0].verifier: got None"),
+        (
+            {"model": {"path": "m", "lora": {"targets": ["lm_head"]}}, "algorithm": {"kl": {"estimator": "full"}}},
+            "algorithm.kl.estimator: got full, need an output head",
+        ),
+        ({"curriculum": {"retry_after": 5}}, "curriculum.retry_after: got 5, need 0 without skip_right"),
+        ({"algorithm": {"kl": {"ema": 0.9, "refresh_every": 2}}}, "algorithm.kl.ema: got 0.9, need null"),
+        ({"algorithm": {"preset": "dapo", "kl": {"ema": 0.9}}}, "algorithm.kl.placement: got none"),
         ({"verifiers": {"math": {}, "code": {}}, "prompts": [{"source": "a", "verifier": "code"}]}, "verifiers.code"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], start: str) -> None:
     assert complaint(**changes).startswith(start)
+
+
+# the table of presets: baseline, scale, ratio, clip, low, high, aggregate, KL placement, estimator, coefficient
+TABLE = {
+    "grpo": ("group_mean", "group", "token", "two_sided", 0.2, 0.2, "sequence", "loss", "k3", 0.04),
+    "dapo": ("group_mean", "group", "token", "two_sided", 0.2, 0.28, "token", "none"),
+    "dr_grpo": ("group_mean", "none", "token", "two_sided", 0.2, 0.2, "constant", "none"),
+    "gspo": ("group_mean", "group", "sequence", "two_sided", 3e-4, 4e-4, "sequence", "none"),
+    "cispo": ("group_mean", "group", "token", "detached_cap", 0.2, 0.2, "token", "none"),
+    "rloo": ("leave_one_out", "none", "sequence_sum", "two_sided", 0.2, 0.2, "sequence_sum", "score", "k1", 0.05),
+    "reinforce_pp": ("none", "batch", "token", "two_sided", 0.2, 0.2, "token", "reward", "k1", 0.01),
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_its_row_of_the_table(preset: str) -> None:
+    own = recipe(algorithm={"preset": preset}).algorithm
+    choices = (own.baseline, own.scale, own.ratio, own.clip, own.clip_low, own.clip_high, own.aggregate)
+    kl = (own.kl.placement, own.kl.estimator, own.kl.coefficient)
+    assert (*choices, *(kl if own.kl.active else kl[:1])) == TABLE[preset]
+    assert (own.refill_rounds, own.soft_overlong) == ((3, 0.2) if preset == "dapo" else (0, None))
+
+
+def test_the_soft_length_penalty_is_a_part_of_every_rubric() -> None:
+    run = recipe(algorithm={"preset": "dapo"}, rollout={"max_tokens": 100})
+    part = run.rubrics["math"]["soft_overlong"]
+    assert (part.kind, part.weight, part.model_extra) == ("soft_overlong", 1, {"max_tokens": 100, "cache_tokens": 20})
+    assert recipe().rubrics == recipe().verifiers
+    own = {"math": {"soft_overlong": {"kind": "soft_overlong"}}}
+    assert complaint(algorithm={"preset": "dapo"}, verifiers=own).startswith(
+        "algorithm.soft_overlong: got 0.2, need null"
+    )
 
 
 def test_a_preset_fills_what_the_recipe_leaves_open() -> None:

@@ -38,11 +38,46 @@ def run_without_torch(code: str) -> subprocess.CompletedProcess[str]:
         "quatrain.telemetry.console",
         "quatrain.telemetry.run_log",
         "quatrain.telemetry.catalogue",
+        "quatrain.methods.api",
+        "quatrain.methods.session",
+        "quatrain.methods.result",
+        "quatrain.rewards.session",
     ],
 )
 def test_imports_without_torch(module: str) -> None:
     result = run_without_torch(f"import {module}")
     assert result.returncode == 0, result.stderr
+
+
+def test_the_package_itself_loads_nothing() -> None:
+    heavy = "numpy", "pydantic", "yaml", "dill", "matplotlib", "typer", "quatrain.methods"
+    result = run_without_torch(f"import quatrain, sys; print([name for name in {heavy} if name in sys.modules])")
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_every_public_name_is_there_without_torch() -> None:
+    code = "import quatrain; print(len([getattr(quatrain, name) for name in quatrain.__all__]), dir(quatrain))"
+    result = run_without_torch(code)
+    assert "load_run" in result.stdout and "train" in result.stdout, result.stderr
+    missing = run_without_torch("import quatrain; quatrain.trian")
+    assert "has no attribute 'trian'; it has " in missing.stderr
+
+
+def test_train_is_a_call_and_a_package_in_any_order() -> None:
+    """`quatrain.train(...)` trains, also when the package of that name has been imported."""
+    code = """
+        import inspect, quatrain
+        from quatrain import train
+        import quatrain.train as package
+        assert train is package is quatrain.train and package.__path__
+        assert list(inspect.signature(quatrain.train).parameters) == ["recipe", "overrides", "quiet", "settings"]
+        try:
+            quatrain.train(3)
+        except quatrain.SettingError as error:
+            print(error)
+    """
+    result = run_without_torch(code)
+    assert result.stdout.startswith("recipe: got 3, need a YAML file"), result.stderr
 
 
 def test_the_block_works() -> None:

@@ -27,9 +27,10 @@ Flags = NDArray[np.bool_]
 class Verdict:
     """What a group's scores say, before any advantage. Arrays have one entry per completion (G)."""
 
-    scores: Floats  # the verifier's, NaN where there is none
+    scores: Floats  # the verifier's, less the penalty of a cut completion; NaN where there is none
     values: Floats  # what the statistics are made of: the score, less the KL when that is placed in the score
-    parts: dict[str, Floats]  # weighted contributions, NaN where a completion has no such part
+    parts: dict[str, Floats]  # what each part of the score said, NaN where a completion has no such part
+    weights: dict[str, float]  # of the parts
     penalties: list[Floats]  # beta * KL of every trained token, zeros when the KL is in the loss or absent
     usable: Flags
     policy: Flags  # True where the completion can have a policy term
@@ -84,22 +85,28 @@ def _judge(group: Group, config: AlgorithmConfig) -> Verdict:
     _check(group, config)
     usable = np.array([score.usable for score in group.scores], dtype=bool)
     scores = np.array([score.value if score.usable else np.nan for score in group.scores], dtype=np.float64)
-    parts = _parts(group.scores)
+    parts, weights = _parts(group.scores)
+    cut = np.array(group.truncated, dtype=bool)
+    if config.truncated == "penalise" and config.truncation_penalty:
+        scores -= config.truncation_penalty * cut
+        parts["truncation"], weights["truncation"] = np.where(usable, -1.0 * cut, np.nan), config.truncation_penalty
     penalties = [_penalties(samples, config) for samples in group.samples]
     in_score = config.kl.active and config.kl.placement == "score"
     uniform = int(usable.sum()) >= 2 and is_uniform(scores[usable])
     if config.parts == "normalised":
-        uniform = uniform and all(is_uniform(values[~np.isnan(values)]) for values in parts.values())
+        paid = [values[~np.isnan(values)] for name, values in parts.items() if weights[name]]
+        uniform = uniform and all(map(is_uniform, paid))
     least = 1 if config.baseline == "none" and config.scale != "group" else 2
     active = int(usable.sum()) >= least and not (uniform and config.uniform_groups == "drop")
     return Verdict(
         scores=scores,
         values=scores - np.array([penalty.sum() for penalty in penalties]) if in_score else scores,
         parts=parts,
+        weights=weights,
         penalties=penalties,
         usable=usable,
         policy=usable & active,
-        kept=~(np.array(group.truncated, dtype=bool) & (config.truncated == "mask")),
+        kept=~(cut & (config.truncated == "mask")),
         uniform=uniform,
         active=active,
     )
@@ -117,15 +124,13 @@ def _check(group: Group, config: AlgorithmConfig) -> None:
         raise ValueError(f"Group: got lengths {sorted(lengths)}, need a score, samples and a flag for every completion")
 
 
-def _parts(scores: Sequence[Score]) -> dict[str, Floats]:
-    """Each part over the group; NaN where a completion has no such part."""
-    names = sorted({name for score in scores if score.usable for name in score.parts})
-    return {
-        name: np.array(
-            [score.parts.get(name, np.nan) if score.usable else np.nan for score in scores], dtype=np.float64
-        )
-        for name in names
-    }
+def _parts(scores: Sequence[Score]) -> tuple[dict[str, Floats], dict[str, float]]:
+    """Each part over the group, NaN where a completion has no such part; and the weights of the parts."""
+    judged = [score if score.usable else Score(status="abstained") for score in scores]
+    names = sorted({name for score in judged for name in score.parts})
+    parts = {name: np.array([score.parts.get(name, np.nan) for score in judged], dtype=np.float64) for name in names}
+    given = {name: weight for score in judged for name, weight in score.weights.items()}
+    return parts, {name: given.get(name, 1.0) for name in names}
 
 
 def _penalties(samples: Sequence[Sample], config: AlgorithmConfig) -> Floats:
@@ -161,10 +166,12 @@ def _outcome(verdict: Verdict, config: AlgorithmConfig, scale: Scale, batch_spre
     result = np.zeros(len(verdict.scores))
     if verdict.uniform and (config.baseline != "none" or scale == "group"):
         return result
-    columns = verdict.parts if config.parts == "normalised" else {"value": verdict.values}
-    for values in columns.values():
+    columns = [(1.0, verdict.values)]
+    if config.parts == "normalised":
+        columns = [(verdict.weights[name], values) for name, values in verdict.parts.items()]
+    for weight, values in columns:
         present = verdict.policy & ~np.isnan(values)
-        result[present] += group_advantages(
+        result[present] += weight * group_advantages(
             values[present], baseline=config.baseline, scale=scale, std=config.std,
             epsilon=config.std_epsilon, batch_spread=batch_spread,
         )  # fmt: skip

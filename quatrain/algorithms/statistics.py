@@ -17,13 +17,12 @@ DOCUMENTED: dict[str, str] = {
     "reward/max": "Highest score.",
     "reward/std_within_group": "Population deviation of the scores within a group, mean over groups with two scores.",
     "reward/std_across_batch": "Population deviation of all scores of the batch, whatever their group.",
-    "reward/part/*": "Mean weighted contribution of one part of the score, over the completions that have it.",
-    "reward/source/*": "Mean score of the completions of one source of prompts.",
+    "reward/*": "Mean of this part of the rubric before its weight, over the completions that have it.",
     "scores/abstained": "Completions that were not the verifier's to judge; they get no advantage.",
     "scores/errors": "Completions that the verifier failed on; they get no advantage and are not zeros.",
     "groups/zero_variance": "Share of groups whose scores do not differ, and which therefore teach nothing.",
     "groups/all_right": "Share of groups without variance in which every completion is right.",
-    "groups/all_wrong": "Share of groups without variance in which every completion is wrong (a score of 0 or less).",
+    "groups/all_wrong": "Share of groups without variance in which every completion is wrong.",
     "groups/all_equal": "Share of groups without variance that are neither all right nor all wrong.",
     "groups/too_few_scores": "Share of groups with fewer than two scores, which cannot be compared.",
     "advantage/mean": "Mean advantage of the trained tokens.",
@@ -61,7 +60,7 @@ def credit_statistics(groups: Sequence[Group], credits: Sequence[Credit]) -> dic
     verdicts = [credit.verdict for credit in credits]
     return {
         **_rewards(groups, verdicts),
-        **_groups(verdicts),
+        **_groups(groups, verdicts),
         **_advantages(credits),
         **_completions(groups, verdicts),
     }
@@ -105,15 +104,16 @@ def _rewards(groups: Sequence[Group], verdicts: Sequence[Verdict]) -> dict[str, 
         metrics["reward/min"], metrics["reward/max"] = Min(float(scores.min())), Max(float(scores.max()))
     for name in sorted({name for verdict in verdicts for name in verdict.parts}):
         values = np.concatenate([verdict.parts[name] for verdict in verdicts if name in verdict.parts])
-        metrics[f"reward/part/{name}"] = mean(values[~np.isnan(values)])
-    for source in sorted({group.prompt.source for group in groups}):
+        metrics[f"reward/{name}"] = mean(values[~np.isnan(values)])
+    sources = sorted({group.prompt.source for group in groups})
+    for source in sources if len(sources) > 1 else ():
         own = [v.scores[v.usable] for g, v in zip(groups, verdicts, strict=True) if g.prompt.source == source]
-        metrics[f"reward/source/{source}"] = mean(np.concatenate(own))
+        metrics[f"source/{source}/reward/mean"] = mean(np.concatenate(own))
     return metrics
 
 
-def _groups(verdicts: Sequence[Verdict]) -> dict[str, Metric]:
-    kinds = [_kind(verdict) for verdict in verdicts]
+def _groups(groups: Sequence[Group], verdicts: Sequence[Verdict]) -> dict[str, Metric]:
+    kinds = [_kind(group, verdict) for group, verdict in zip(groups, verdicts, strict=True)]
     return {
         "groups/zero_variance": mean(verdict.uniform for verdict in verdicts),
         "groups/too_few_scores": mean(not verdict.enough for verdict in verdicts),
@@ -121,14 +121,14 @@ def _groups(verdicts: Sequence[Verdict]) -> dict[str, Metric]:
     }
 
 
-def _kind(verdict: Verdict) -> str:
-    """Right or wrong by the part called `correct` where there is one, else by the whole score."""
+def _kind(group: Group, verdict: Verdict) -> str:
+    """Where nobody can tell right from wrong, a score of at least 1 is right and one of 0 or less wrong."""
     if not verdict.uniform:
         return "informative"
-    judged = verdict.parts.get("correct", verdict.scores)[verdict.usable]
-    if (judged >= 1 - 1e-9).all():
+    judged = [score for score in group.scores if score.usable]
+    if all(score.correct for score in judged):
         return "all_right"
-    return "all_wrong" if (judged <= 0).all() else "all_equal"
+    return "all_wrong" if all(score.wrong for score in judged) else "all_equal"
 
 
 def _advantages(credits: Sequence[Credit]) -> dict[str, Metric]:

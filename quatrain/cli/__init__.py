@@ -20,17 +20,19 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe, see recipes/.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Settings to change, e.g. train.steps=20.")
 ]
 Target = Annotated[
     str, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a model (folder, id, smollm2-135m).")
 ]
-TaskOption = Annotated[str | None, typer.Option("--task", help="Prompts: FILE.jsonl, reasoning-gym:NAME, FILE.py:FN.")]
+TaskOption = Annotated[
+    str | None,
+    typer.Option("--task", help="Held-out set: gsm8k, mawps, reasoning-gym:NAME[?size=..&seed=..], or FILE.jsonl, ..."),
+]
 RecipeOption = Annotated[Path | None, typer.Option("--recipe", help="Recipe with prompts and verifiers (for a MODEL).")]
 StepOption = Annotated[
-    int | None, typer.Option("--step", help="Checkpoint of a RUN; 0 is its start. Default: the last.")
+    str | None, typer.Option("--step", help="Checkpoint of a RUN: a number, 0 (its start) or best. Default: the last.")
 ]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Change a setting of the recipe, KEY.SUB=VALUE.")]
 
@@ -69,36 +71,61 @@ def train(
 
 @app.command(epilog="Example: quatrain probe recipes/gsm8k.yaml --prompts 16")
 def probe(
-    recipe: RecipePath,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml|RUN", help="A recipe, see recipes/, or a run folder.")],
     overrides: Overrides = None,
-    prompts: Annotated[int, typer.Option(help="Prompts to try.", min=1)] = 16,
+    prompts: Annotated[int, typer.Option(help="Prompts to try, or to show of a RUN.", min=1)] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """Before a run: success rate, informative groups, lengths and throughput on a few prompts."""
-    from quatrain.methods.probe import probe as run
+    """Before a run: success rate, informative groups, lengths and throughput on a few prompts.
+
+    Of a RUN: how often each prompt was solved, the hardest and the easiest ones.
+    """
     from quatrain.recipe_file import load_recipe
 
-    run(load_recipe(recipe, overrides or []), prompts)
+    if recipe.is_dir():
+        from quatrain.methods.prompt_report import prompt_report
+
+        if overrides:
+            raise typer.BadParameter("settings of a RUN are those it has; leave out KEY.SUB=VALUE")
+        prompt_report(recipe, prompts, as_json)
+        return
+    from quatrain.methods.probe import probe as run
+
+    run(load_recipe(recipe, overrides or []), prompts, as_json)
 
 
-@app.command(name="eval", epilog="Example: quatrain eval runs/demo --samples 4 --temperature 1.0")
+@app.command(name="eval", epilog="Example: quatrain eval runs/demo --samples 8 --greedy --against-step 0")
 def evaluate(
-    target: Target,
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL|FILE.json", help="A run folder, a model, or results of --out.")
+    ],
     task: TaskOption = None,
     verifier: Annotated[str | None, typer.Option(help="Verifier of --task, e.g. math, numeric.")] = None,
     recipe: RecipeOption = None,
     settings: Settings = None,
     step: StepOption = None,
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
-    samples: Annotated[int | None, typer.Option(help="Completions per prompt (pass@k, mean@k).", min=1)] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Completions per prompt, for pass@k and majority@k; at temperature 1.", min=1)
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", min=0)] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="A greedy completion per prompt too.")] = False,
+    against: Annotated[
+        str | None, typer.Option(metavar="RUN|MODEL|FILE.json", help="Compare with this one on the same prompts.")
+    ] = None,
+    against_step: Annotated[
+        str | None, typer.Option(help="Checkpoint of --against (default: of the target itself).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write results with every answer.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """pass@1, pass@k and mean@k on held-out prompts, with 95 % intervals."""
-    from quatrain.methods.inspect import evaluate_target
+    """pass@k, mean@k and majority@k on held-out prompts, with 95 % intervals; or two policies compared, paired."""
+    from quatrain.methods.inspect import Output, evaluate_target
+    from quatrain.methods.subject import Asking
 
     changes = [f"evaluation.{k}={v}" for k, v in (("samples", samples), ("temperature", temperature)) if v is not None]
-    evaluate_target(target, [*(settings or []), *changes], task=task, verifier=verifier, recipe=recipe,
-                    step=step, limit=limit, as_json=as_json)  # fmt: skip
+    evaluate_target(target, Asking(task, verifier, recipe, [*(settings or []), *changes]), step=step, limit=limit,
+                    against=against, against_step=against_step, greedy=greedy, output=Output(as_json, out))  # fmt: skip
 
 
 @app.command(epilog="Example: quatrain sample runs/demo --prompts 3")
@@ -113,8 +140,9 @@ def sample(
 ) -> None:
     """Completions with their rewards: the best and the worst of each group side by side."""
     from quatrain.methods.inspect import sample_target
+    from quatrain.methods.subject import Asking
 
-    sample_target(target, settings or [], task=task, verifier=verifier, recipe=recipe, step=step, prompts=prompts)
+    sample_target(target, Asking(task, verifier, recipe, settings or []), step=step, prompts=prompts)
 
 
 @app.command(epilog="Example: quatrain score math rows.jsonl --set extract=boxed")
@@ -127,6 +155,21 @@ def score(
     from quatrain.cli.score import score_file
 
     score_file(verifier, rows, settings or [])
+
+
+@app.command(epilog="Example: quatrain audit my_rewards.py:reward --data rows.jsonl --json")
+def audit(
+    verifier: Annotated[str, typer.Argument(help="A built-in verifier or FILE.py:FUNCTION.")],
+    data: Annotated[Path | None, typer.Option("--data", help="Rows: prompt, a right completion, answer, ...")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Setting of the verifier, KEY=VALUE.")] = None,
+    programs: Annotated[Path | None, typer.Option("--programs", help="Hostile programs, for kind code.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of lines.")] = False,
+) -> None:
+    """Attack a reward function and list what it wrongly pays for; exit code 1 when there is something."""
+    from quatrain.cli.audit import audit_verifier
+
+    if not audit_verifier(verifier, data, settings or [], programs, as_json):
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: quatrain export runs/demo --to exported/demo")
@@ -156,6 +199,10 @@ def main() -> None:
         _leave(f"{error}", 130, debug, error)
     except QuatrainError as error:
         _leave(f"error: {error}", 1, debug, error)
+    except SystemExit as stop:
+        if stop.code == 130:  # how typer answers Ctrl-C, without a word
+            print("stopped", file=sys.stderr)
+        raise
 
 
 def _leave(line: str, code: int, debug: bool, error: QuatrainError) -> None:

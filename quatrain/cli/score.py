@@ -25,19 +25,24 @@ def score_file(verifier: str, rows: str | Path, settings: Sequence[str] = (), ou
     the row (for its group with a verifier that scores groups). A row may carry `token_ids` of its completion.
     Raises SettingError that names the line for a row that cannot be read or lacks a column.
     """
-    data: dict[str, Any] = {"kind": verifier}
-    for setting in settings:
-        apply_override(data, setting)
-    try:
-        config = VerifierConfig.model_validate(data)
-    except ValidationError as error:
-        raise as_setting_error(error, VerifierConfig, "verifier") from None
+    config = configured(verifier, settings)
     numbered = list(read_rows(Path(rows)))
     built = build_verifier(config, "verifier")
     try:
         asyncio.run(_score_all(built, numbered, Path(rows), out or sys.stdout))
     finally:
         built.close()
+
+
+def configured(verifier: str, settings: Sequence[str]) -> VerifierConfig:
+    """A verifier's section from its kind and KEY=VALUE texts; SettingError for one that is not valid."""
+    data: dict[str, Any] = {"kind": verifier}
+    for setting in settings:
+        apply_override(data, setting)
+    try:
+        return VerifierConfig.model_validate(data)
+    except ValidationError as error:
+        raise as_setting_error(error, VerifierConfig, "verifier") from None
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Rollout]]:

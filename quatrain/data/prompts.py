@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from quatrain.config import SourceConfig
 from quatrain.data.chat import Tokenizer, render
+from quatrain.data.history import PromptHistory
 from quatrain.data.overlap import normalise
 from quatrain.data.sources import Row, check_verifiers, load_rows, source_names
 from quatrain.errors import DataError, ResumeError, SettingError
@@ -28,6 +30,9 @@ class PromptStream:
     exact at any length, not only on average. Epoch e of source s is a permutation that depends on (seed, s, e) alone.
     The order is therefore a function of the seed and of how many prompts were taken. Prompts are rendered when taken;
     with `long_prompts="error"` all of them are rendered at the start, so that the error comes before the first step.
+
+    Prompts that `history` passes over are left out, the others keep their order, and none comes twice in a step. A
+    source with fewer prompts left than the step takes fills its share with the others, in their order.
     """
 
     def __init__(
@@ -40,21 +45,24 @@ class PromptStream:
         *,
         verifiers: Collection[str] | None = None,
         exclude: Collection[str] = (),
+        history: PromptHistory | None = None,
         section: str = "prompts",
     ) -> None:
         if max_prompt_tokens < 1:
             raise _no_room(f"{max_prompt_tokens} tokens left for a prompt")
         self.sources, self.tokenizer, self.seed = tuple(sources), tokenizer, seed
         self.max_prompt_tokens, self.section = max_prompt_tokens, section
+        self.history = PromptHistory() if history is None else history
         self.names = source_names(sources)
         self._rows = load_sources(sources, section, verifiers, exclude)
         total = sum(source.weight for source in sources)
         self._share = [source.weight / total for source in sources]
         self._taken = [0] * len(sources)  # prompts handed out
-        self._position = [0] * len(sources)  # rows visited: those handed out and those skipped
+        self._position = [0] * len(sources)  # rows visited: those handed out, skipped and passed over
         self._order: dict[int, tuple[int, NDArray[np.int64]]] = {}  # source: (epoch, permutation)
         self.skipped_long = 0  # distinct prompts left out because they were too long
         self._digest = ""
+        self._used_up: set[int] = set()  # sources that were warned of
         if long_prompts == "error":
             self._check_lengths()
 
@@ -119,24 +127,45 @@ class PromptStream:
         return behind.index(max(behind))
 
     def _next(self, source: int) -> Prompt:
-        """The next prompt of a source that is short enough."""
-        rows = self._rows[source]
-        shortest = None
-        for _ in rows:
-            position = self._position[source]
-            prompt = self._prompt(source, rows[self._permutation(source, position // len(rows))[position % len(rows)]])
-            self._position[source] += 1
-            length = len(prompt.token_ids)
-            if length <= self.max_prompt_tokens:
-                self._taken[source] += 1
-                return prompt
-            shortest = length if shortest is None else min(shortest, length)
-            self.skipped_long += position < len(rows)
+        """The next prompt of a source that is short enough and may be taken; the next short one where none may."""
+        rows, start = self._rows[source], self._position[source]
+        spare: tuple[Prompt, int, int] | None = None  # the first that is short enough, though it may not be taken
+        shortest, too_long = math.inf, 0
+        for position in range(start, start + 2 * len(rows)):  # the rest of an epoch and a whole one: every row
+            row = rows[self._permutation(source, position // len(rows))[position % len(rows)]]
+            free = self.history.may_take(row_index(source, row))
+            if spare and not free:
+                continue
+            prompt = self._prompt(source, row)
+            if len(prompt.token_ids) > self.max_prompt_tokens:
+                shortest = min(shortest, len(prompt.token_ids))
+                too_long += position < len(rows)  # each is counted in the first epoch
+            elif free:
+                return self._hand_out(source, prompt, position, too_long)
+            else:
+                spare = prompt, position, too_long
+        if spare:
+            self._warn_used_up(source, spare[0])
+            return self._hand_out(source, *spare)
         raise DataError(
             f"{self.section}[{source}]: all {len(rows)} prompts of {self.names[source]} are too long: the shortest has "
             f"{shortest} tokens and rollout.max_context - rollout.max_tokens leaves {self.max_prompt_tokens}; "
             "raise rollout.max_context or lower rollout.max_tokens"
         )
+
+    def _hand_out(self, source: int, prompt: Prompt, position: int, too_long: int) -> Prompt:
+        """Count the prompt found at `position`, and the too long ones before it."""
+        self._taken[source] += 1
+        self._position[source] = position + 1
+        self.skipped_long += too_long
+        self.history.hand_out(prompt.index)
+        return prompt
+
+    def _warn_used_up(self, source: int, prompt: Prompt) -> None:
+        if source not in self._used_up and self.history.passed_over(prompt.index):
+            self._used_up.add(source)
+            _LOG.warning("%s[%d]: %s has fewer prompts left than a step takes; passed-over ones fill its share "
+                         "(curriculum.skip_right, skip_wrong)", self.section, source, self.names[source])  # fmt: skip
 
     def _permutation(self, source: int, epoch: int) -> NDArray[np.int64]:
         if self._order.get(source, (-1,))[0] != epoch:
@@ -164,11 +193,16 @@ def permutation(count: int, key: Sequence[int]) -> NDArray[np.int64]:
     return np.argsort(numbers, kind="stable").astype(np.int64)
 
 
+def row_index(number: int, row: Row) -> int:
+    """`Prompt.index` of a row; `number` is its source's position in the recipe."""
+    return number * SOURCE_STRIDE + row.number
+
+
 def make_prompt(row: Row, number: int, source: SourceConfig, name: str, tokenizer: Tokenizer, section: str) -> Prompt:
     """A rendered row; `number` is its source's position under `section`."""
     rendered = render(row, source, tokenizer, f"{section}[{number}]")
     return Prompt(
-        index=number * SOURCE_STRIDE + row.number,
+        index=row_index(number, row),
         token_ids=rendered.token_ids,
         text=rendered.text,
         question=row.question,

@@ -18,7 +18,7 @@ from typing import Any
 
 from quatrain.config import SourceConfig
 from quatrain.errors import SettingError, nearest
-from quatrain.registry import Registry, is_file_reference, load_attribute
+from quatrain.registry import Registry, existing_file, is_file_reference, load_attribute
 
 Messages = tuple[Mapping[str, str], ...]
 Task = Callable[..., Iterable[Mapping[str, Any]]]
@@ -139,16 +139,20 @@ def _call(task: Task, arguments: Sequence[str], source: SourceConfig) -> Iterabl
 
 
 def _existing(path: str) -> Path:
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise SettingError("source", path, "an existing file", f"looked for {file.absolute()}")
+    file = existing_file(path)
+    if file is None:
+        raise SettingError("source", path, "an existing file", f"paths are relative to {Path.cwd()}")
     return file
 
 
 @TASKS.register("jsonl")
 def read_jsonl(path: str) -> Iterator[Mapping[str, Any]]:
     """Rows of a file with one JSON object a line, in UTF-8; a byte order mark and empty lines are ignored."""
-    with _existing(path).open("rb") as file:
+    try:
+        file = _existing(path).open("rb")
+    except OSError as error:
+        raise SettingError("source", path, "a readable file", error.strerror or str(error)) from None
+    with file:
         for number, line in enumerate(file, start=1):
             place = f"{path} line {number}"
             try:
@@ -156,7 +160,7 @@ def read_jsonl(path: str) -> Iterator[Mapping[str, Any]]:
                 row = json.loads(text) if text else None
             except UnicodeDecodeError as error:
                 raise SettingError("source", place, "UTF-8 text", f"{error.reason}; convert the file") from None
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or bottomless nesting
                 raise SettingError("source", place, "one JSON object a line", str(error)) from None
             if isinstance(row, dict):
                 yield row
@@ -232,6 +236,7 @@ def _optional(module: str, extra: str) -> Any:
 # --- one row ----------------------------------------------------------------------------------------------------------
 
 _FIELD = re.compile(r"\{\{|\}\}|(?P<command>\\\w+)?\{(?P<column>[^{}]+)\}")
+_HALF = re.compile("[\ud800-\udfff]")
 Fields = list[tuple[str, str]]  # literal text, then the column after it ("" for none)
 
 
@@ -277,6 +282,9 @@ def _row(
     for new, old in source.columns.items():
         columns[new] = _column(data, old, number, setting, f"columns.{new}")
     verifier = _verifier(data, number, source, setting)
+    if any(map(_HALF.search, [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt])):
+        raise SettingError(f"{setting}.prompt", f"half of a surrogate pair in row {number + 1}", "whole characters",
+                           "repair the text, or remove the row")  # fmt: skip
     return Row(number=number, prompt=prompt, question=question, columns=columns, verifier=verifier)
 
 

@@ -15,7 +15,7 @@ from quatrain.rollout import ENGINES
 def dry_run(recipe: Recipe) -> None:
     """Read the data, build the verifiers, check the overlap, render a prompt when the tokenizer is at hand."""
     print(batch_arithmetic(recipe))
-    build_verifiers(recipe.verifiers).close()
+    build_verifiers(recipe.rubrics).close()
     print(f"verifiers: {', '.join(f'{name}.{part}' for name, parts in recipe.verifiers.items() for part in parts)}")
     loaded = {"held_out": load_sources(recipe.held_out, "held_out", recipe.verifiers)}
     exclude = to_exclude(chain.from_iterable(loaded["held_out"]), recipe.overlap)

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,9 @@ class Answer:
     reward: float  # this and the next two are NaN where the verifier could not judge
     correct: float  # 1 when every correctness part is fully paid, whatever the form
     in_form: float  # 1 when correct and every format part is fully paid
-    parts: Mapping[str, float]  # what each part of the rubric paid, before its weight
+    parts: Mapping[str, float]  # what each part of the rubric said, before its weight
+    answer: str | None = None  # what the verifier read out of the completion, where it tells
+    error: str = ""  # why the verifier could not judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,20 @@ class Evaluation:
     samples: int
     answers: tuple[Answer, ...]
     asked: str = ""  # see `question_key`
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # settings of SamplingConfig
 
     def per_prompt(self, name: str) -> Floats:
         """Mean of an answer's field over each prompt's judged completions (NaN: none was judged)."""
         values = np.array([_field(answer, name) for answer in self.answers], dtype=np.float64)
         return np.array([mean(row) for row in values.reshape(-1, self.samples)])
+
+    def sources(self) -> list[str]:
+        """Names of the sources, in the order of their prompts."""
+        return list(dict.fromkeys(answer.source for answer in self.answers))
+
+    def of(self, source: str) -> "Evaluation":
+        """The part of the evaluation that asked one source."""
+        return replace(self, answers=tuple(answer for answer in self.answers if answer.source == source))
 
     def parts(self) -> list[str]:
         """Names of the rubrics' parts, as `per_prompt("part NAME")` takes them."""
@@ -72,11 +83,30 @@ class Evaluation:
         """RUN/evaluations/step-000040.json."""
         path = evaluation_path(folder, self.step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [{key: None if value != value else value for key, value in asdict(a).items()} for a in self.answers]
-        replace_text(
-            path,
-            json.dumps({"step": self.step, "samples": self.samples, "asked": self.asked, "answers": rows}, indent=1),
+        replace_text(path, json.dumps(self.to_json(), indent=1))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, in which NaN is null."""
+        return without_nan(asdict(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Evaluation":
+        """The inverse of `to_json`. Raises KeyError or TypeError for data that is none."""
+        judged = {name: float("nan") for name in ("reward", "correct", "in_form")}
+        answers = tuple(
+            Answer(**{**row, **{name: nan for name, nan in judged.items() if row[name] is None}})
+            for row in data["answers"]
         )
+        return cls(data["step"], data["samples"], answers, data["asked"], data.get("sampling", {}))
+
+
+def without_nan(value: Any) -> Any:
+    """Plain data for JSON, which has no NaN: null in its place."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(item) for item in value]
+    return None if isinstance(value, float) and value != value else value
 
 
 def _field(answer: Answer, name: str) -> float:
@@ -94,12 +124,7 @@ def load_evaluation(folder: Path, step: int) -> Evaluation | None:
     path = evaluation_path(folder, step)
     if not path.is_file():
         return None
-    data = json.loads(path.read_text(encoding="utf-8"))
-    nan = float("nan")
-    rows: list[dict[str, Any]] = [
-        {key: nan if value is None else value for key, value in row.items()} for row in data["answers"]
-    ]
-    return Evaluation(data["step"], data["samples"], tuple(Answer(**row) for row in rows), data["asked"])
+    return Evaluation.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
 def question_key(prompts: Sequence[Prompt], sampling: SamplingConfig, samples: int) -> str:
@@ -119,7 +144,7 @@ def evaluate(
     step: int = 0,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Evaluation:
-    """Complete every prompt `samples` times and score the completions."""
+    """Complete every prompt `samples` times, in one submission to the engine, and score the completions."""
     engine.submit(
         [
             Request(prompt=prompt, group=group, index=index, sampling=sampling,
@@ -135,16 +160,13 @@ def evaluate(
     rollouts.sort(key=lambda rollout: (rollout.group, rollout.index))
     scores = verifiers.score(rollouts)
     answers = [_answer(rollout, score, verifiers) for rollout, score in zip(rollouts, scores, strict=True)]
-    return Evaluation(step, samples, tuple(answers), question_key(prompts, sampling, samples))
+    key = question_key(prompts, sampling, samples)
+    return Evaluation(step, samples, tuple(answers), key, SamplingConfig.model_dump(sampling, mode="json"))
 
 
 def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:
     parts = verifiers.rubric_of(rollout).parts
-    raw = {name: score.parts[name] / part.weight for name, part in parts.items() if part.weight and name in score.parts}
-    paid = {name: raw.get(name, 0.0) >= 1 - 1e-9 for name, part in parts.items() if part.weight}
-    correct = [paid[name] for name in paid if parts[name].measures == "correctness"]
-    form = [paid[name] for name in paid if parts[name].measures == "format"]
-    right = all(correct) if correct else score.value >= 1 - 1e-9
+    form = [score.parts[name] for name, part in parts.items() if part.measures == "format" and name in score.parts]
     return Answer(
         prompt_index=rollout.prompt.index,
         source=rollout.prompt.source,
@@ -154,9 +176,11 @@ def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:
         tokens=rollout.num_tokens,
         stop_reason=rollout.stop_reason,
         reward=score.value,
-        correct=float(right) if score.usable else float("nan"),
-        in_form=float(right and all(form)) if score.usable else float("nan"),
-        parts=raw,
+        correct=float(score.correct) if score.usable else float("nan"),
+        in_form=float(score.correct and all(paid >= 1 - 1e-9 for paid in form)) if score.usable else float("nan"),
+        answer=score.answer,
+        error=score.error if score.status == "error" else "",
+        parts=dict(score.parts),
     )
 
 
@@ -171,8 +195,10 @@ def interval(values: Floats, seed: int = 0) -> tuple[float, float]:
     kept = values[~np.isnan(values)]
     if not len(kept):
         return float("nan"), float("nan")
-    picks = np.random.default_rng(seed).integers(0, len(kept), size=(RESAMPLES, len(kept)))
-    low, high = np.percentile(kept[picks].mean(1), [2.5, 97.5])
+    generator, rows = np.random.default_rng(seed), max(1, 2_000_000 // len(kept))  # a stretch of resamples at a time
+    means = [kept[generator.integers(0, len(kept), size=(min(rows, RESAMPLES - start), len(kept)))].mean(1)
+             for start in range(0, RESAMPLES, rows)]  # fmt: skip
+    low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)
 
 

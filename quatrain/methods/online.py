@@ -3,40 +3,25 @@
 prompts -> rollouts -> scores -> credit -> batches -> update -> publish the weights
 """
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from quatrain.algorithms import Group
 from quatrain.config import Recipe, batch_arithmetic
-from quatrain.errors import Interrupted, NonFiniteError
-from quatrain.methods.evaluate import Evaluation, compare
+from quatrain.errors import Interrupted, NonFiniteError, QuatrainError
+from quatrain.methods.refill import Attempt, attempts, chosen, missing, refill_metrics
+from quatrain.methods.result import Result
 from quatrain.methods.run import Run, held_out, open_run
 from quatrain.methods.run_folder import save_rollouts, save_samples
-from quatrain.methods.step_metrics import Stopwatch, rollout_metrics, score_metrics
+from quatrain.methods.step_metrics import Stopwatch, rollout_metrics
 from quatrain.rollout import Request
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.metrics import Metric, merge_metrics
-from quatrain.types import Prompt, Rollout, Sample, Score
+from quatrain.types import Prompt, Rollout, Sample
 
 TRAINING_STREAM = 0  # second word of every seed: see methods/evaluate.py
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a finished run leaves in memory; the rest is in `folder`."""
-
-    folder: Path
-    steps: int
-    before: Evaluation | None
-    after: Evaluation | None
-
-    def gain(self, name: str = "correct") -> dict[str, Any] | None:
-        """Held-out means before and after with 95 % intervals; None without held-out prompts."""
-        return compare(self.before, self.after, name) if self.before and self.after else None
 
 
 def train(recipe: Recipe, console: Console | None = None) -> Result:
@@ -50,7 +35,9 @@ def train(recipe: Recipe, console: Console | None = None) -> Result:
             while run.step < recipe.train.steps:
                 run.finish_step(online_step(run, run.step + 1))
                 run.stop.check()
-            return Result(run.folder, run.step, before, held_out(run, run.step, interruptible=True))
+            after = held_out(run, run.step, interruptible=True)
+            run.save()  # there already; but which checkpoints are the best is known only now
+            return Result(run.folder, run.step, before, after)
         except Interrupted:
             path = run.save()
             run.log.event("interrupted", "stopped by the user", run.step)
@@ -62,18 +49,25 @@ def train(recipe: Recipe, console: Console | None = None) -> Result:
 def online_step(run: Run, step: int) -> dict[str, Metric]:
     """Prompt -> Rollout -> Score -> advantages -> Sample -> TrainBatch -> sums -> update; returns the metrics."""
     clock = Stopwatch()
-    prompts = run.prompts.take(run.recipe.train.prompts_per_step)
-    rollouts = sample(run, prompts, step)
-    clock.lap("rollout")
+    wanted = run.recipe.train.prompts_per_step
+    tried: list[Attempt] = []
+    for _ in range(1 + run.recipe.algorithm.refill_rounds):
+        prompts = run.prompts.take(missing(tried, wanted))
+        rollouts = sample(run, prompts, step, len(tried))
+        clock.lap("rollout")
+        scores = run.verifiers.score(rollouts)
+        clock.lap("score")
+        run.stop.check()
+        tried += attempts(prompts, rollouts, scores, run.verifiers)
+        if not missing(tried, wanted):
+            break
+    warn_of_errors(run, tried)
 
-    scores = run.verifiers.score(rollouts)
-    warn_of_errors(run, scores)
-    clock.lap("score")
-    run.stop.check()
-
+    kept = chosen(tried, wanted)
+    rollouts = [rollout for attempt in kept for rollout in attempt.rollouts]
     samples = to_samples(rollouts)
     samples = run.learner.annotate(samples, streams_needed(run), run.phase("reference"))
-    samples, credit = run.algorithm.credit(to_groups(prompts, rollouts, scores, samples))
+    samples, credit = run.algorithm.credit(to_groups(kept, samples))
 
     updates = []
     for number, batch in enumerate(update_batches(run.recipe, samples, step), 1):
@@ -86,21 +80,27 @@ def online_step(run: Run, step: int) -> dict[str, Metric]:
             raise NonFiniteError(f"step {step}: {error}; they are written to {path}") from None
     run.engine.update_weights(step)
     clock.lap("update")
+    for attempt in tried:
+        judged = [score for score in attempt.scores if score.usable]
+        right = [score.correct for score in judged]
+        run.prompts.history.record(step, attempt.prompt.index, right, attempt.informative)
 
     if run.recipe.log.rollouts_every and step % run.recipe.log.rollouts_every == 0:
-        save_rollouts(run.folder, step, rollouts, scores, samples)
-    scored = score_metrics(run.verifiers, rollouts, scores)
-    return merge_metrics(rollout_metrics(rollouts), scored, credit, *updates, clock.metrics(rollouts))
+        save_rollouts(run.folder, step, rollouts, [score for attempt in kept for score in attempt.scores], samples)
+    sampled = [rollout for attempt in tried for rollout in attempt.rollouts]
+    refill = refill_metrics(tried, wanted) if run.recipe.algorithm.refill_rounds else {}
+    return merge_metrics(rollout_metrics(sampled), refill, credit, *updates, clock.metrics(sampled))
 
 
-def sample(run: Run, prompts: Sequence[Prompt], step: int) -> list[Rollout]:
-    """A group of completions per prompt, each from its own random stream (seed, step, group, index)."""
+def sample(run: Run, prompts: Sequence[Prompt], step: int, first: int) -> list[Rollout]:
+    """A group of completions per prompt, each from its own random stream (seed, step, group, index); groups count on
+    from `first`."""
     config = run.recipe.rollout
     run.engine.submit(
         [
             Request(prompt=prompt, group=group, index=index, sampling=config,
                     seed=(run.recipe.seed, TRAINING_STREAM, step, group, index))
-            for group, prompt in enumerate(prompts)
+            for group, prompt in enumerate(prompts, first)
             for index in range(config.group_size)
         ]
     )  # fmt: skip
@@ -110,12 +110,17 @@ def sample(run: Run, prompts: Sequence[Prompt], step: int) -> list[Rollout]:
         rollouts += batch
         progress(len(rollouts), len(prompts) * config.group_size)
         run.stop.check()
+    if len(rollouts) != len(prompts) * config.group_size:
+        raise QuatrainError(
+            f"rollout.engine: got {len(rollouts)} completions, need {len(prompts) * config.group_size}; "
+            "run the same command again to go on from the last checkpoint"
+        )
     return sorted(rollouts, key=lambda rollout: (rollout.group, rollout.index))
 
 
-def warn_of_errors(run: Run, scores: Sequence[Score]) -> None:
+def warn_of_errors(run: Run, tried: Sequence[Attempt]) -> None:
     """Say once for each reason that completions could not be judged; they are left out and counted, never zeros."""
-    for reason in sorted({score.error for score in scores if score.status == "error"}):
+    for reason in sorted({score.error for attempt in tried for score in attempt.scores if score.status == "error"}):
         run.console.warn(f"a completion could not be judged and is left out: {reason}")
 
 
@@ -136,25 +141,21 @@ def to_samples(rollouts: Sequence[Rollout]) -> list[Sample]:
     ]
 
 
-def to_groups(
-    prompts: Sequence[Prompt], rollouts: Sequence[Rollout], scores: Sequence[Score], samples: Sequence[Sample]
-) -> list[Group]:
-    """The step's completions by prompt."""
-    of_completion: list[list[Sample]] = [[] for _ in rollouts]
+def to_groups(kept: Sequence[Attempt], samples: Sequence[Sample]) -> list[Group]:
+    """The step's completions by prompt, each with its samples."""
+    of_completion: dict[int, list[Sample]] = {}
     for item in samples:
-        of_completion[item.completion].append(item)
-    groups = []
-    for number, prompt in enumerate(prompts):
-        members = [index for index, rollout in enumerate(rollouts) if rollout.group == number]
-        groups.append(
-            Group(
-                prompt=prompt,
-                scores=tuple(scores[index] for index in members),
-                samples=tuple(tuple(of_completion[index]) for index in members),
-                truncated=tuple(rollouts[index].stop_reason == "length" for index in members),
-            )
+        of_completion.setdefault(item.completion, []).append(item)
+    numbers = itertools.count()  # as in `to_samples`: completions are numbered over the whole step
+    return [
+        Group(
+            prompt=attempt.prompt,
+            scores=attempt.scores,
+            samples=tuple(tuple(of_completion[next(numbers)]) for _ in attempt.rollouts),
+            truncated=tuple(rollout.stop_reason == "length" for rollout in attempt.rollouts),
         )
-    return groups
+        for attempt in kept
+    ]
 
 
 def streams_needed(run: Run) -> frozenset[str]:

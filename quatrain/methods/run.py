@@ -15,15 +15,18 @@ import torch
 
 from quatrain.algorithms import ALGORITHMS, Algorithm
 from quatrain.config import Recipe, SamplingConfig
+from quatrain.data.history import PromptHistory
 from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.data.prompts import PromptStream, held_out_prompts, load_sources
-from quatrain.errors import DataError, Interrupted, SettingError
+from quatrain.errors import DataError, Interrupted, SettingError, nearest
 from quatrain.methods.evaluate import Evaluation, evaluate, load_evaluation, question_key
 from quatrain.methods.run_folder import (
+    best_steps,
     owned,
     save_recipe,
     set_files_aside,
     settle_environment,
+    settle_model,
     settle_recipe,
 )
 from quatrain.models.forward import check_forward
@@ -31,6 +34,7 @@ from quatrain.models.load import LanguageModel, load_language_model
 from quatrain.rewards.rubric import Verifiers, build_verifiers
 from quatrain.rollout import ENGINES, RolloutEngine
 from quatrain.telemetry import TRACKERS, Tracker
+from quatrain.telemetry.catalogue import CATALOGUE
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.metrics import Last, Metric
 from quatrain.telemetry.run_log import RunLog
@@ -96,7 +100,7 @@ class Run:
         return lambda done, total: self.console.phase(name, done, total)
 
     def finish_step(self, metrics: dict[str, Metric]) -> None:
-        """The step is whole: count it, record it, save and evaluate when due.
+        """The step is whole: count it, move the reference, record it, evaluate and save when due.
 
         Raises DataError after `train.empty_steps` steps in a row in which no update was made.
         """
@@ -104,15 +108,16 @@ class Run:
         self.boundary = self.prompts.state_dict()
         self.empty_steps = 0 if "train/updates" in metrics else self.empty_steps + 1
         metrics["prompts/skipped_long"] = Last(self.prompts.skipped_long)
+        metrics |= self.prompts.history.metrics()
+        metrics |= self.learner.move_reference(self.step)
         recipe, last = self.recipe, self.step == self.recipe.train.steps
-        if recipe.evaluation.every and self.step % recipe.evaluation.every == 0 and not last:
-            evaluation = held_out(self, self.step)
-            metrics |= evaluation.metrics() if evaluation else {}
+        evaluation = held_out(self, self.step) if self._due(recipe.evaluation.every) and not last else None
+        metrics |= evaluation.metrics() if evaluation else {}
         self.log.metrics(self.step, metrics)
         self.console.step(self.step, metrics)
         for tracker in self.trackers:
             tracker.log(self.step, {name: metric.value for name, metric in metrics.items()})
-        if last or (recipe.checkpoint.every and self.step % recipe.checkpoint.every == 0):
+        if last or self._due(recipe.checkpoint.every) or (evaluation and self.step in self._best()):
             self.save()
         if self.empty_steps >= recipe.train.empty_steps:
             self.save()
@@ -123,51 +128,81 @@ class Run:
 
     def save(self) -> Path:
         """Checkpoint of the last finished step."""
-        state = {"prompts": self.boundary, "empty_steps": self.empty_steps}
-        return save_checkpoint(self.folder, self.step, self.learner, state, self.recipe.checkpoint.keep_last)
+        state = {"prompts": self.boundary, "history": self.prompts.history.state_dict(),
+                 "empty_steps": self.empty_steps}  # fmt: skip
+        return save_checkpoint(
+            self.folder, self.step, self.learner, state, self.recipe.checkpoint.keep_last, self._best()
+        )
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _best(self) -> list[int]:
+        """Steps whose checkpoints are kept for what their evaluation says, this one included."""
+        own = self.recipe.checkpoint
+        return best_steps(self.folder, own.best_metric, own.keep_best, self.step) if own.keep_best else []
 
 
 @contextlib.contextmanager
 def open_run(recipe: Recipe, console: Console) -> Iterator[Run]:
     """Load all parts; a folder that already holds this recipe's run is continued from its last checkpoint."""
-    folder = Path(recipe.output)
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(owned(folder))
-        notes = settle_recipe(folder, recipe)
-        log = RunLog(folder)
-        verifiers = stack.enter_context(build_verifiers(recipe.verifiers))
-        console.say(f"loading {recipe.model.path}")
-        torch.manual_seed(recipe.seed)  # adapters start from random numbers
-        policy = load_language_model(recipe.model)
-        check_forward(policy)
-        room = prompt_room(recipe, policy)
-        held_out_rows = list(chain.from_iterable(load_sources(recipe.held_out, "held_out")))
-        prompts = PromptStream(recipe.prompts, policy.tokenizer, recipe.seed, room, recipe.rollout.long_prompts,
-                               verifiers=recipe.verifiers,
-                               exclude=to_exclude(held_out_rows, recipe.overlap))  # fmt: skip
-        held_out = held_out_prompts(recipe.held_out, policy.tokenizer, room, recipe.rollout.long_prompts,
-                                    verifiers=recipe.verifiers)  # fmt: skip
-        check_disjoint(prompts.rows(), held_out_rows)
-        algorithm = ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm, recipe.rollout.max_tokens)
-        learner = Learner(policy, recipe.train, recipe.rollout.temperature, reference_copy(recipe, algorithm))
-        engine = open_engine(recipe, policy)
-        stack.callback(engine.close)
-        run = Run(
-            recipe=recipe, folder=folder, console=console, stop=StopRequest(console), learner=learner, engine=engine,
-            algorithm=algorithm, prompts=prompts, held_out=held_out, verifiers=verifiers, log=log, trackers=[],
-        )  # fmt: skip
-        start = prompts.state_dict()
-        prompts.take(recipe.train.prompts_per_step)  # raises when no prompt leaves room for an answer
-        prompts.load_state_dict(start)
-        save_recipe(folder, recipe)
-        _resume(run, notes)
-        for name in [*(["tensorboard"] if recipe.log.tensorboard else []), *recipe.log.trackers]:
-            run.trackers.append(TRACKERS.get(name, "log.trackers")(folder, run.step + 1))
-            stack.callback(run.trackers[-1].close)
+        try:
+            run = _load(recipe, console, stack)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped while loading: nothing was changed; run the same command again") from None
         stack.enter_context(run.stop.listening())
         yield run
+
+
+def _load(recipe: Recipe, console: Console, stack: contextlib.ExitStack) -> Run:
+    """The parts of a run, put together; what they hold is let go of by `stack`."""
+    folder = Path(recipe.output)
+    check_best_metric(recipe)
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    stack.enter_context(owned(folder))
+    notes = settle_recipe(folder, recipe)
+    log = RunLog(folder)
+    verifiers = stack.enter_context(build_verifiers(recipe.rubrics))
+    console.say(f"loading {recipe.model.path}")
+    torch.manual_seed(recipe.seed)  # adapters start from random numbers
+    policy = load_language_model(recipe.model)
+    check_forward(policy)
+    prompts, held_out = _load_prompts(recipe, policy)
+    algorithm = ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm, recipe.rollout.max_tokens)
+    engine = open_engine(recipe, policy)
+    stack.callback(engine.close)
+    run = Run(
+        recipe=recipe, folder=folder, console=console, stop=StopRequest(console), engine=engine, algorithm=algorithm,
+        learner=open_learner(recipe, policy, algorithm), prompts=prompts, held_out=held_out, verifiers=verifiers,
+        log=log, trackers=[],
+    )  # fmt: skip
+    settle_model(folder, recipe.model)
+    save_recipe(folder, recipe)
+    _resume(run, notes)
+    for name in [*(["tensorboard"] if recipe.log.tensorboard else []), *recipe.log.trackers]:
+        run.trackers.append(TRACKERS.get(name, "log.trackers")(folder, run.step + 1))
+        stack.callback(run.trackers[-1].close)
+    return run
+
+
+def _load_prompts(recipe: Recipe, policy: LanguageModel) -> tuple[PromptStream, list[Prompt]]:
+    """The prompts of training and the held-out ones, which have none in common."""
+    room = prompt_room(recipe, policy)
+    held_out_rows = list(chain.from_iterable(load_sources(recipe.held_out, "held_out")))
+    prompts = PromptStream(recipe.prompts, policy.tokenizer, recipe.seed, room, recipe.rollout.long_prompts,
+                           verifiers=recipe.verifiers,
+                           exclude=to_exclude(held_out_rows, recipe.overlap),
+                           history=PromptHistory(recipe.curriculum))  # fmt: skip
+    held_out = held_out_prompts(recipe.held_out, policy.tokenizer, room, recipe.rollout.long_prompts,
+                                verifiers=recipe.verifiers)  # fmt: skip
+    check_disjoint(prompts.rows(), held_out_rows)
+    start, seen = prompts.state_dict(), prompts.history.state_dict()
+    prompts.take(recipe.train.prompts_per_step)  # raises when no prompt leaves room for an answer
+    prompts.load_state_dict(start)
+    prompts.history.load_state_dict(seen)  # which forgets what this trial took
+    return prompts, held_out
 
 
 def _resume(run: Run, notes: list[str]) -> None:
@@ -178,6 +213,7 @@ def _resume(run: Run, notes: list[str]) -> None:
         trainer = load_checkpoint(run.folder, steps[-1], run.learner)
         run.step, run.empty_steps = trainer["step"], trainer["empty_steps"]
         run.prompts.load_state_dict(trainer["prompts"])
+        run.prompts.history.load_state_dict(trainer.get("history", {}))
         run.engine.update_weights(run.step)
     run.boundary = run.prompts.state_dict()
     moved = run.log.set_aside(run.step)
@@ -268,9 +304,19 @@ def eval_sampling(recipe: Recipe) -> SamplingConfig:
     )  # fmt: skip
 
 
-def reference_copy(recipe: Recipe, algorithm: Algorithm) -> LanguageModel | None:
-    """A frozen copy of the start, when the algorithm reads a reference and no adapter can be turned off instead."""
-    wanted = algorithm.needs.full_kl or any(name.startswith("reference") for name in algorithm.needs.streams)
-    if not wanted or recipe.model.lora is not None:
-        return None
-    return load_language_model(recipe.model, trainable=False)
+def open_learner(recipe: Recipe, policy: LanguageModel, algorithm: Algorithm) -> Learner:
+    """The learner, with a frozen copy of the start when the algorithm reads a reference and adapters do not hold it."""
+    reads = algorithm.needs.full_kl or any(name.startswith("reference") for name in algorithm.needs.streams)
+    kl = recipe.algorithm.kl
+    frozen = load_language_model(recipe.model, trainable=False) if reads and recipe.model.lora is None else None
+    return Learner(policy, recipe.train, recipe.rollout.temperature, frozen, kl if reads and kl.moves else None)
+
+
+def check_best_metric(recipe: Recipe) -> None:
+    """Raises SettingError for a `checkpoint.best_metric` that no evaluation of this recipe has."""
+    own = recipe.checkpoint
+    known = {name for name in CATALOGUE if name.startswith("eval/") and "<" not in name}
+    known |= {f"eval/{part}" for parts in recipe.rubrics.values() for part in parts}
+    if own.keep_best and own.best_metric not in known:
+        raise SettingError("checkpoint.best_metric", own.best_metric, "a metric of the held-out evaluation",
+                           nearest(own.best_metric, known))  # fmt: skip

@@ -2,8 +2,10 @@
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +17,19 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
-from quatrain.config import Recipe
+from quatrain.config import ModelConfig, Recipe
 from quatrain.errors import QuatrainError, ResumeError, SettingError
-from quatrain.recipe_file import differences, validate_recipe
+from quatrain.methods.evaluate import load_evaluation
+from quatrain.models.load import resolve_model
+from quatrain.recipe_file import differences, load_recipe, read_settings
 from quatrain.telemetry.files import disk_errors, replace_text
+from quatrain.train.checkpoint import checkpoints
 from quatrain.types import Rollout, Sample, Score
 
+OWN_FILES = ("metrics.jsonl", "events.jsonl", "environment.json", "checkpoints", "rollouts", "evaluations")
 FREE = ("output", "checkpoint", "log", "evaluation", "held_out")  # may change between the parts of one run
+MODEL_FILES = ("*.safetensors", "*.bin", "*config.json", "*token*.json", "vocab*", "merges.txt", "*.model", "chat_*")
+BLOCKS, BLOCK_BYTES = 64, 4096  # of a file larger than these together, so much is read to know it again
 
 
 @contextlib.contextmanager
@@ -29,11 +37,10 @@ def owned(folder: Path) -> Iterator[None]:
     """Hold the folder for this process alone; a second `train` on it is an error, not a mixture."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / ".lock").open("w")
-    except OSError as error:
-        raise SettingError(
-            "output", str(folder), "a folder that can be written", error.strerror or str(error)
-        ) from None
+        handle = (folder / ".lock").open("a")
+    except (OSError, ValueError) as error:  # a path with a NUL is a ValueError
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SettingError("output", str(folder), "a folder that can be written", reason) from None
     with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -47,13 +54,18 @@ def owned(folder: Path) -> Iterator[None]:
 def settle_recipe(folder: Path, recipe: Recipe) -> list[str]:
     """Hold the recipe to the saved one, if there is one; returns the differences, all of them allowed.
 
-    Raises ResumeError that lists settings on which the result depends and that have changed.
+    Raises ResumeError that lists settings on which the result depends and that have changed; SettingError for a folder
+    with files that a run would write to and no recipe of a run: they are somebody else's.
     """
     path = folder / "recipe.yaml"
     changed: list[str] = []
+    others = [name for name in OWN_FILES if (folder / name).exists()]
+    if others and not path.is_file():
+        raise SettingError("output", str(folder), f"a new folder or a run's (this one has {others[0]} and no "
+                           "recipe.yaml)", "set output=ANOTHER_FOLDER")  # fmt: skip
     if path.is_file():
         new = recipe.model_dump(mode="json")
-        changed = differences(yaml.safe_load(path.read_text(encoding="utf-8")), new)
+        changed = differences(read_settings(path), new)
         free = FREE + (("train.steps",) if recipe.train.schedule == "constant" else ())
         refused = [
             line for line in changed if not line.startswith(tuple(f"{name}{end}" for name in free for end in ".:["))
@@ -77,7 +89,7 @@ def read_recipe(folder: Path) -> Recipe:
     path = folder / "recipe.yaml"
     if not path.is_file():
         raise SettingError("run", str(folder), "a run folder (with recipe.yaml)", "give the `output` of a training run")
-    return validate_recipe(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return load_recipe(path)
 
 
 def environment() -> dict[str, Any]:
@@ -95,6 +107,44 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "packages": versions,
     }
+
+
+def settle_model(folder: Path, model: ModelConfig) -> None:
+    """Save what the folders of the model and its adapter hold, or hold them to what was saved.
+
+    A resume reads them again: the base under an adapter, the reference, the tokenizer. Raises ResumeError when files
+    have changed or are gone. What only a model hub holds is not looked at.
+    """
+    places = {"model.path": resolve_model(model.path)}
+    if model.lora is not None and model.lora.adapter is not None:
+        places["model.lora.adapter"] = model.lora.adapter
+    now = {setting: fingerprint(Path(place)) for setting, place in places.items()}
+    path = folder / "model.json"
+    if not path.is_file():
+        replace_text(path, json.dumps(now, indent=1))
+        return
+    for setting, files in json.loads(path.read_text(encoding="utf-8")).items():
+        changed = [name for name, digest in files.items() if now.get(setting, {}).get(name) != digest]
+        if changed:
+            raise ResumeError(
+                f"{setting}: got other files in {places.get(setting)} than at the start ({', '.join(changed[:3])}), "
+                "need the same ones; put them back, or set output=ANOTHER_FOLDER"
+            )
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """Size in bytes and digest of a model's files, by name; large ones by BLOCKS pieces spread over them."""
+    paths = sorted({path for pattern in MODEL_FILES for path in folder.glob(pattern) if path.is_file()})
+    found = {}
+    for path in paths:
+        size, digest = path.stat().st_size, hashlib.sha256()
+        whole = size <= BLOCKS * BLOCK_BYTES
+        with path.open("rb") as file:
+            for number in range(1 if whole else BLOCKS):
+                file.seek(number * (size - BLOCK_BYTES) // (BLOCKS - 1) if number else 0)
+                digest.update(file.read(size if whole else BLOCK_BYTES))
+        found[path.name] = f"{size} {digest.hexdigest()[:32]}"
+    return found
 
 
 def settle_environment(folder: Path) -> list[str]:
@@ -172,10 +222,34 @@ def save_samples(folder: Path, step: int, samples: Sequence[Any]) -> Path:
     return path
 
 
+def best_steps(folder: Path, metric: str, count: int, *others: int) -> list[int]:
+    """The `count` steps with the highest held-out `metric`, best first, among those with a checkpoint and `others`.
+
+    Those compete whose evaluation asked the same as the latest one's. Of equals the earlier step is better; NaN and the
+    start of the run (step 0) never win.
+    """
+    steps = sorted({*checkpoints(folder), *others} - {0})
+    done = [evaluation for step in steps if (evaluation := load_evaluation(folder, step)) is not None]
+    values = {
+        evaluation.step: evaluation.metrics()[metric].value
+        for evaluation in done
+        if evaluation.asked == done[-1].asked and metric in evaluation.metrics()
+    }
+    ranked = sorted(values, key=lambda step: (-values[step], step))
+    return [step for step in ranked if not math.isnan(values[step])][:count]
+
+
+def best_step(folder: Path, metric: str) -> int:
+    """The checkpoint whose step has the highest held-out `metric`. Raises SettingError when none was evaluated."""
+    found = best_steps(folder, metric, 1)
+    if not found:
+        raise SettingError("--step", "best", f"a checkpoint in {folder} whose step was evaluated with {metric}",
+                           f"give a number: {', '.join(map(str, [0, *checkpoints(folder)]))}")  # fmt: skip
+    return found[0]
+
+
 def last_checkpoint(folder: Path) -> int:
     """Step of the last checkpoint. Raises QuatrainError when there is none."""
-    from quatrain.train.checkpoint import checkpoints
-
     steps = checkpoints(folder)
     if not steps:
         raise QuatrainError(f"run: {folder} has no checkpoint yet; train it for some steps first")

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quatrain.rewards.rubric import Verifiers
 from quatrain.telemetry.metrics import Last, Max, Mean, Metric, Sum
-from quatrain.types import Rollout, Score
+from quatrain.types import Rollout
 
 
 class Stopwatch:
@@ -20,9 +19,9 @@ class Stopwatch:
         self._phases: dict[str, float] = {}
 
     def lap(self, phase: str) -> None:
-        """The time since the last lap belongs to `phase`."""
+        """The time since the last lap is added to `phase`."""
         now = time.perf_counter()
-        self._phases[phase] = now - self._lap
+        self._phases[phase] = self._phases.get(phase, 0.0) + now - self._lap
         self._lap = now
 
     def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, Metric]:
@@ -56,18 +55,3 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, Metric]:
         **{f"rollout/stop_{r}": Mean(sum(rollout.stop_reason == r for rollout in rollouts), count) for r in reasons},
         "rollout/kept_mass": Mean(float(kept.sum()), len(kept)),
     }
-
-
-def score_metrics(verifiers: Verifiers, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, Metric]:
-    """reward/PART before its weight, and reward/mean of every source when there are several."""
-    sums: dict[str, list[float]] = {}
-    sources = {rollout.prompt.source for rollout in rollouts}
-    for rollout, score in zip(rollouts, scores, strict=True):
-        if not score.usable:
-            continue
-        for name, part in verifiers.rubric_of(rollout).parts.items():
-            if name in score.parts and part.weight:
-                sums.setdefault(f"reward/{name}", []).append(score.parts[name] / part.weight)
-        if len(sources) > 1:
-            sums.setdefault(f"source/{rollout.prompt.source}/reward/mean", []).append(score.value)
-    return {name: Mean(sum(values), len(values)) for name, values in sums.items()}

@@ -1,8 +1,10 @@
 """Low-rank adapters through PEFT, and the reference that goes with them."""
 
+import copy
 from typing import Any
 
 import torch
+from torch import nn
 
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
@@ -40,3 +42,27 @@ def add_adapters(module: Any, config: ModelConfig) -> Any:
         if f".{REFERENCE}." in name:
             parameter.requires_grad_(False)
     return wrapped
+
+
+def add_reference(module: Any) -> None:
+    """Give the reference an adapter of its own, where it has none, that starts as the policy's and can follow it.
+
+    Before the first update that is the base, bit for bit, because B is 0.
+    """
+    if REFERENCE not in module.peft_config:
+        module.add_adapter(REFERENCE, copy.deepcopy(module.peft_config[POLICY]))
+        module.set_adapter(POLICY)
+        with torch.no_grad():
+            for reference, policy in adapter_pairs(module):
+                reference.requires_grad_(False)
+                reference.data = policy.detach().clone()
+
+
+def adapter_pairs(module: Any) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Every weight of the reference's adapter with the policy's of the same place."""
+    weights = dict(module.named_parameters())
+    return [
+        (weight, weights[name.replace(f".{REFERENCE}.", f".{POLICY}.")])
+        for name, weight in weights.items()
+        if f".{REFERENCE}." in name
+    ]

@@ -4,7 +4,23 @@ A verifier is `async score(rollouts) -> scores` with `scope`, `kind` and its own
 `FILE.py:FUNCTION`, `FILE.py:CLASS` or an entry point of the group `quatrain.verifier`.
 """
 
-from quatrain.rewards import exact, format, json_object, math_equal, numeric, shaping  # noqa: F401 - they register
+from quatrain.rewards import (  # noqa: F401 - they register
+    choice,
+    code,
+    diversity,
+    exact,
+    format,
+    gym,
+    json_object,
+    json_schema,
+    judge,
+    language,
+    math_equal,
+    numeric,
+    pattern,
+    reflection,
+    shaping,
+)
 from quatrain.rewards.build import build_verifier
 from quatrain.rewards.function import wrap_function
 from quatrain.rewards.rubric import Part, Rubric, Verifiers, build_verifiers

@@ -1,14 +1,13 @@
 """From a recipe's section to a verifier."""
 
 import ast
-from pathlib import Path
 
 from pydantic import ValidationError
 
 from quatrain.config import VerifierConfig
 from quatrain.errors import SettingError
 from quatrain.recipe_file import as_setting_error
-from quatrain.registry import is_file_reference
+from quatrain.registry import existing_file, is_file_reference
 from quatrain.rewards.function import FunctionVerifier
 from quatrain.rewards.guard import Guarded
 from quatrain.rewards.verifier import VERIFIERS, Limits, Verifier
@@ -51,8 +50,8 @@ def build_verifier(config: VerifierConfig, setting: str = "verifier") -> Verifie
 def _defines_class(reference: str) -> bool:
     """True when the file defines the name as a class at its top level; the file is not run."""
     path_text, _, name = reference.rpartition(":")
-    path = Path(path_text).expanduser()
-    if not path.is_file():
+    path = existing_file(path_text)
+    if path is None:
         return False
     try:
         tree = ast.parse(path.read_bytes())

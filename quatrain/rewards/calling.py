@@ -118,8 +118,10 @@ def as_answer(result: Any) -> Answer:
     if isinstance(result, Score):
         placed = tuple((int(position), float(reward)) for position, reward in result.placed)
         parts = {str(name): float(part) for name, part in result.parts.items()}
-        return Answer(Score(value=float(result.value), parts=parts, status=result.status, error=str(result.error),
-                            placed=placed))  # fmt: skip
+        weights = {str(name): float(weight) for name, weight in result.weights.items()}
+        answer = None if result.answer is None else str(result.answer)
+        return Answer(Score(value=float(result.value), parts=parts, weights=weights, status=result.status,
+                            error=str(result.error), placed=placed, answer=answer, right=result.right))  # fmt: skip
     if not isinstance(result, (bool, int, float)) and hasattr(result, "item") and getattr(result, "size", 1) in (0, 1):
         result = result.item()  # a numpy or torch scalar
     if not isinstance(result, (bool, int, float)):

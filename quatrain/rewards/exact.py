@@ -36,14 +36,14 @@ class Exact:
         """One score per rollout."""
         return each(rollouts, self._judge)
 
-    def _judge(self, rollout: Rollout) -> float:
+    def _judge(self, rollout: Rollout) -> Score:
         gold = gold_answer(rollout, self.settings.answer_column, self.limits.name)
         answer = extract_answer(scored_text(rollout), self.settings) if rollout.text.strip() else None
         if answer is None:
-            return 0.0
+            return Score(value=0.0)
         if not self.settings.case_sensitive:
             gold, answer = gold.casefold(), answer.casefold()
-        return float(gold == answer)
+        return Score(value=float(gold == answer), answer=answer)
 
     def close(self) -> None:
         """Nothing to end."""

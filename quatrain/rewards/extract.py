@@ -38,7 +38,7 @@ class Candidate:
 _SEPARATORS = re.compile(
     r"(?:[\s,;/|&$.:()*\[\]\\]|\b(?:or|and|maybe|perhaps|possibly|alternatively|also|else|either)\b)*", re.IGNORECASE
 )
-_LIST = re.compile(r"(?:[^\S\n]|[,;/|&]|\b(?:or|and)\b)+", re.IGNORECASE)
+_LIST = re.compile(r"(?:[^\S\n]|[,;/|&{}$]|\\(?:boxed|fbox)|\b(?:or|and)\b)+", re.IGNORECASE)
 
 
 def extract_answer(text: str, settings: AnswerSettings) -> str | None:

@@ -30,7 +30,7 @@ class FunctionVerifier:
         self._limits = limits
         self._pool = Pool(reference, setting=f"{limits.setting}.kind", timeout_s=limits.timeout_s)
         try:
-            self._signature = self._pool.signature()
+            self.signature = self._pool.signature()
         except BaseException:
             self._pool.close()
             raise
@@ -38,7 +38,7 @@ class FunctionVerifier:
     async def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """One score per rollout; VerifierError for a missing column or an answer of the wrong type."""
         name = self._limits.name
-        answers = await self._pool.call([arguments(self._signature, rollout, name) for rollout in rollouts])
+        answers = await self._pool.call([arguments(self.signature, rollout, name) for rollout in rollouts])
         return accepted(answers, rollouts, name)
 
     def close(self) -> None:
@@ -58,11 +58,11 @@ class ThreadedFunction:
 
     def __init__(self, function: Callable[..., Any], limits: Limits) -> None:
         self._function, self._limits = function, limits
-        self._signature = describe(function, limits.setting, limits.name)
+        self.signature = describe(function, limits.setting, limits.name)
 
     async def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """One score per rollout, several side by side; the clock of a call starts with its thread."""
-        given = [arguments(self._signature, rollout, self._limits.name) for rollout in rollouts]
+        given = [arguments(self.signature, rollout, self._limits.name) for rollout in rollouts]
         side_by_side = asyncio.Semaphore(SIDE_BY_SIDE)
 
         async def one(values: dict[str, Any]) -> Answer:

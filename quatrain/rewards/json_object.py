@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from pydantic import Field
 
@@ -19,8 +19,29 @@ class JsonObjectSettings(Section):
     required: tuple[str, ...] = Field((), description="keys that the object must have")
 
 
+def read_json(text: str) -> Any:
+    """The value of a text that is JSON (RFC 8259), with or without one fence of back-ticks around it.
+
+    Raises ValueError for anything else, also for NaN, for an object with a key twice and for nesting that is too deep.
+    """
+    text = until_end(text, END_MARKERS).strip()
+    if text.startswith("```") and text.endswith("```") and "\n" in text:
+        text = text.partition("\n")[2].removesuffix("```")
+    try:
+        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_key_twice)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
 
 
 @VERIFIERS.register("json_object")
@@ -45,12 +66,9 @@ class JsonObject:
         return each(rollouts, self._judge)
 
     def _judge(self, rollout: Rollout) -> float:
-        text = until_end(scored_text(rollout), END_MARKERS).strip()
-        if text.startswith("```") and text.endswith("```") and "\n" in text:
-            text = text.partition("\n")[2].removesuffix("```")
         try:
-            value = json.loads(text, parse_constant=_no_constant)
-        except (ValueError, RecursionError):
+            value = read_json(scored_text(rollout))
+        except ValueError:
             return 0.0
         return float(isinstance(value, dict) and all(key in value for key in self.settings.required))
 

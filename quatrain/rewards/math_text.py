@@ -7,6 +7,7 @@ from quatrain.rewards.extract import Candidate, boxes, hashes, numbers, parse_nu
 
 MAX_ANSWER_LENGTH = 2000  # characters; a longer answer is not read
 MAX_BITS = 4096  # of an integer power that is worked out
+MAX_MARKERS = 50  # "answer is" phrases that are looked at, from the end
 MAX_DEPTH = 40  # nested brackets; a parser's time grows fast with them
 
 _MARKER = re.compile(
@@ -20,16 +21,25 @@ _FUNCTION_WORDS = frozenset(
 )
 
 
-def final_answer(text: str) -> str | None:
+def final_answer(text: str, require_marker: bool = False) -> str | None:
     r"""What a free-form solution commits to: the last of its boxes, '####' lines and "answer is" phrases.
 
-    Without any of these: a text that is one bare expression, or the number (or what follows "is") that a complete
-    last sentence ends on. A text that breaks off, or lists several different boxes in a row, has no answer.
+    Without any of these, unless `require_marker`: a text that is one bare expression, or the number (or what follows
+    "is") that a complete last sentence ends on. A text that breaks off, or lists several different boxes in a row, has
+    no answer.
     """
+    found = marked_answers(text)
+    if not found:
+        return None if require_marker else _unmarked(text.strip())
+    return last_answer(text, found)
+
+
+def marked_answers(text: str) -> list[Candidate]:
+    """Boxes, '####' lines and "answer is" phrases, in the order of the text."""
     found = [*boxes(text), *hashes(text)]
     ranges = iter([*found, Candidate("", len(text), len(text))])
     box = next(ranges)
-    for match in _MARKER.finditer(text):
+    for match in list(_MARKER.finditer(text))[-MAX_MARKERS:]:
         while box.end <= match.start() < len(text) and box.start < len(text):
             box = next(ranges)
         if box.start <= match.start():
@@ -37,17 +47,22 @@ def final_answer(text: str) -> str | None:
         said = _first_sentence(text[match.end() : match.end() + MAX_ANSWER_LENGTH].partition("\n")[0])
         if said.strip() and not any(mark in said for mark in ("\\boxed", "\\fbox", "####")):
             found.append(Candidate(said, match.start(), match.end() + len(said)))
-    found.sort(key=lambda candidate: candidate.start)
-    if not found:
-        return _unmarked(text.strip())
-    if len(found) > 1 and _hedges(text, found[-2], found[-1]):
-        return None
-    return found[-1].text.strip()
+    return sorted(found, key=lambda candidate: candidate.start)
+
+
+def last_answer(text: str, found: list[Candidate]) -> str | None:
+    """The last candidate, unless a different one stands right before it, as in a list."""
+    return None if len(found) > 1 and _hedges(text, found[-2], found[-1]) else found[-1].text.strip()
+
+
+_LISTING = re.compile(
+    r"(?:[\s,;/|&$.()\\]|\b(?:or|and|maybe|perhaps|possibly|alternatively|also|else|either|the|my)\b)*", re.IGNORECASE
+)
 
 
 def _hedges(text: str, before: Candidate, last: Candidate) -> bool:
     between = text[before.end : last.start]
-    listed = len(between) < 80 and re.fullmatch(r"(?:[\s,;/|&$.()\\]|\bor\b|\band\b|\bmaybe\b|\bperhaps\b)*", between)
+    listed = len(between) < 80 and _LISTING.fullmatch(between)
     return bool(listed) and clean(before.text) != clean(last.text)
 
 
@@ -130,13 +145,16 @@ _SCIENTIFIC = re.compile(
     r"(?:([+-]?[0-9]{1,50}(?:\.[0-9]{1,50})?) ?(?:\\times|\\cdot|\*) ?)?10 ?\^ ?\{? ?([+-]?[0-9]{1,4}) ?\}?"
 )
 _POWER = re.compile(r"(-?)([0-9]{1,9}) ?\^ ?(?:\{([0-9]{1,5})\}|([0-9])(?![0-9]))")
-_REPEATING = re.compile(r"([+-]?)([0-9]{0,50})\.([0-9]{0,50}) ?\\overline ?\{([0-9]{1,50})\}")
+_REPEATING = re.compile(r"([+-]?)([0-9]{0,50})\.([0-9]{0,50}) ?\\overline ?\{([0-9]{1,1000})\}")
+_WRAPPED = re.compile(r"\(([^()]*)\)|\\text\{([^{}]*)\}")
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:( ?, ?| )[0-9]{3})(?:\1[0-9]{3})*(?:\.[0-9]+)?")
 
 
 def rational(text: str) -> Fraction | None:
     """The exact value of a cleaned text that is one rational number, percent signs read as 1/100; else None."""
-    text = text.strip()
+    text = text.strip().replace("{,}", ",")
+    if wrapped := _WRAPPED.fullmatch(text):
+        return rational(wrapped[1] or wrapped[2] or "")
     if text.endswith("%"):
         value = rational(text[:-1].removesuffix("\\"))
         return None if value is None else value / 100
@@ -147,6 +165,47 @@ def rational(text: str) -> Fraction | None:
     if _GROUPED.fullmatch(text):
         text = text.replace(" ", "").replace(",", "")
     return parse_number(text, currency=False) if "%" not in text else None
+
+
+_DECIMAL = re.compile(r"[+-]?([0-9]*)\.([0-9]+)")
+
+
+def rounded_from(numeral: str, value: Fraction, digits: int | None) -> bool:
+    """True when a decimal of `digits` or more significant digits agrees with `value` to half a unit in digit `digits`.
+
+    `value` has no finite decimal of its own; one that has must be met exactly.
+    """
+    match = _DECIMAL.fullmatch(numeral.strip())
+    if digits is None or match is None or len((match[1] + match[2]).lstrip("0")) < digits or value == 0:
+        return False
+    exponent = 0  # 10^exponent <= |value| < 10^(exponent + 1)
+    while abs(value) >= Fraction(10) ** (exponent + 1):
+        exponent += 1
+    while abs(value) < Fraction(10) ** exponent:
+        exponent -= 1
+    return abs(Fraction(numeral.strip()) - value) <= Fraction(10) ** (exponent - digits + 1) / 2
+
+
+def finite_decimal(value: Fraction) -> bool:
+    """True for a fraction whose decimal ends."""
+    rest = value.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest == 1
+
+
+def same_rational(left: str, right: str, digits: int | None) -> bool | None:
+    """Equality of two cleaned texts that are rational numbers, rounded decimals included; None when one is not."""
+    values = rational(left), rational(right)
+    if values[0] is None or values[1] is None:
+        return None
+    if values[0] == values[1]:
+        return True
+    return any(
+        rounded_from(text, value, digits) and not finite_decimal(value)
+        for text, value in ((left, values[1]), (right, values[0]))
+    )
 
 
 def _read_frac(match: re.Match[str]) -> Fraction | None:

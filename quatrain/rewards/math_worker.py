@@ -2,23 +2,27 @@
 
 import logging
 import re
+import resource
+from fractions import Fraction
 from typing import Any
 
 import sympy
+from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig  # type: ignore[import-untyped]
 from latex2sympy2_extended.math_normalization import NormalizationConfig  # type: ignore[import-untyped]
-from math_verify import LatexExtractionConfig, parse, verify
+from math_verify import verify
+from math_verify.grader import should_treat_as_complex
 
-from quatrain.rewards.math_text import clean, rational, squeezed
+from quatrain.rewards.math_sets import CLOSE, PRECISION, real_roots, same_on_the_reals, same_sets, solution_set
+from quatrain.rewards.math_text import clean, rational, rounded_from, same_rational, squeezed
 
-PRECISION = 60  # decimal digits in which constants are compared
-CLOSE = sympy.Float("1e-40", PRECISION)
+MEMORY_BYTES = 4 << 30  # of a worker's address space; beyond it an answer ends in MemoryError
 
-# unit letters are not dropped by the parser: in `3 - 2t` the t is a variable
-_LATEX = LatexExtractionConfig(
-    normalization_config=NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none", equations=False
-    )
+# unit letters are not dropped by the parser (in `3 - 2t` the t is a variable), and G is not g
+_NORMAL = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=False, nits=True, boxed="none", equations=False
 )
+_CASED = ConversionConfig(lowercase_symbols=False)
 
 _UNIT = re.compile(
     r"\\(?:text|mathrm|mbox)\{\s*([A-Za-z. ]{1,20})\s*\}(\^\{?[23]\}?)?$|"
@@ -29,14 +33,36 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 def warm_up() -> None:
-    """Load what the first comparison loads; Math-Verify's warning that its own timer is off says nothing here."""
+    """Bound the memory, and load what the first comparisons load (for Math-Verify, whose own timer is off)."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    soft = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     equal("(x+1)^2", "x^2+2x+1")
+    equal("2<x<5", "(2,5)")
 
 
-def equal(gold: str, answer: str) -> bool:
-    """True when the two answers are the same mathematics; False for a number too large to be worked out."""
-    return not _HUGE.search(answer) and same(_prepare(gold), _prepare(answer))
+def equal(gold: str, answer: str, digits: int | None = None) -> bool:
+    """True when the two answers are the same mathematics; False for a number too large to be worked out.
+
+    A decimal of at least `digits` significant digits is also equal to a number without end that it is rounded from.
+    """
+    if _HUGE.search(answer):
+        return False
+    gold, answer = _prepare(gold), _prepare(answer)
+    return same(gold, answer) or _rounded(gold, answer, digits) or _rounded(answer, gold, digits)
+
+
+def _rounded(numeral: str, other: str, digits: int | None) -> bool:
+    """True when `numeral` is a decimal, long enough, of the constant `other`, which has none that ends."""
+    if digits is None or not re.fullmatch(r"[-+]?[0-9]*\.[0-9]+", numeral):
+        return False
+    value = read(other)
+    if not isinstance(value, sympy.Expr) or value.free_symbols or not (real := value.evalf(PRECISION)).is_Float:
+        return False
+    shifted = Fraction(str(real)) * 10**30
+    ends = abs(shifted - round(shifted)) < Fraction(1, 10**10)  # to 60 digits, the constant is a decimal of 30 places
+    return not ends and rounded_from(numeral, Fraction(str(real)), digits)
 
 
 def _prepare(text: str) -> str:
@@ -53,10 +79,9 @@ def same(gold: str, answer: str) -> bool:
     """Equality by the shape of the gold: words, numerals with a base or colon, units, collections, expressions."""
     if squeezed(gold) == squeezed(answer):
         return True
-    left, right = rational(gold), rational(answer)
-    if left is not None and right is not None:
-        return left == right
-    for shape in (_literals, _units, _collections, _assignments):
+    if (verdict := same_rational(gold, answer, None)) is not None:
+        return verdict
+    for shape in (_literals, _units, _alternatives, _collections, _assignments):
         verdict = shape(gold, answer)
         if verdict is not None:
             return verdict
@@ -66,7 +91,7 @@ def same(gold: str, answer: str) -> bool:
 def _literals(gold: str, answer: str) -> bool | None:
     """Words, letters in parentheses, numerals with a base, clock times and ratios are compared as text."""
     bare_gold, bare = (re.sub(r"^\((\w)\)$", r"\1", text).strip() for text in (gold, answer))
-    if re.fullmatch(r"[A-Z]", bare_gold):
+    if re.fullmatch(r"[A-Z]", bare_gold) or all(re.fullmatch(r"[A-Za-z]", text) for text in (bare_gold, bare)):
         return bare_gold == bare
     pattern = r"[0-9]+ ?: ?[0-9]+(?: ?: ?[0-9]+)*|[0-9A-Fa-f]+_(?:[0-9]|\{[0-9]+\})"
     if re.fullmatch(pattern, gold) or re.fullmatch(pattern, answer):
@@ -202,6 +227,20 @@ def _matches(left: list[str], right: list[str], ordered: bool = False) -> bool:
     return True
 
 
+_OR = re.compile(r"\\lor(?![a-z])|\\vee(?![a-z])|(?<![A-Za-z\\])or(?![A-Za-z])")
+_RELATION = re.compile(r"[<>]|\\(?:le|ge|ne|lt|gt)(?![A-Za-z])")
+
+
+def _alternatives(gold: str, answer: str) -> bool | None:
+    """Relations joined by "or" as the union of what solves them, against relations or sets."""
+    if not any(_OR.search(text) and _RELATION.search(text) for text in (gold, answer)):
+        return None
+    solved = [solution_set([read(piece.strip()) for piece in _OR.split(text)]) for text in (gold, answer)]
+    if solved[0] is None or solved[1] is None:
+        return False
+    return same_sets(solved[0], solved[1])
+
+
 _EQUALITY = re.compile(r"(?<![<>!=])=(?!=)")
 
 
@@ -251,12 +290,14 @@ def read(text: str) -> Any:
     text = re.sub(r"\+ ?- ?", "- ", text)
     if text.endswith("^\\circ"):
         text = "(" + text.removesuffix("^\\circ") + ") \\cdot \\frac{\\pi}{180}"
-    found = parse(f"${text}$", [_LATEX], parsing_timeout=None)
-    if not found or isinstance(found[0], str):
+    try:
+        found = latex2sympy(text, is_real=not should_treat_as_complex(text), normalization_config=_NORMAL,
+                            conversion_config=_CASED)  # fmt: skip
+    except Exception:  # noqa: BLE001 - inside the boundary of a verifier's call; the parser raises bare Exceptions
         return None
-    if not isinstance(found[0], sympy.Basic):
-        return found[0]
-    return found[0].xreplace({symbol: sympy.I for symbol in found[0].atoms(sympy.Symbol) if symbol.name == "i"})
+    if not isinstance(found, sympy.Basic):
+        return None if isinstance(found, str) else found
+    return found.xreplace({symbol: sympy.I for symbol in found.atoms(sympy.Symbol) if symbol.name == "i"})
 
 
 def _expressions(gold: str, answer: str) -> bool:
@@ -281,19 +322,23 @@ def _scalars(left: sympy.Expr, right: sympy.Expr) -> bool:
         return True
     left, right = _exact(left), _exact(right)
     if not left.free_symbols | right.free_symbols:
+        if (left.has(sympy.Integral) or right.has(sympy.Integral)) and _far_apart(left, right):
+            return False
         return _constants(left.doit(), right.doit())
-    return bool(sympy.simplify(left - right) == 0)
+    return same_on_the_reals(left, right) or bool(sympy.simplify(left - right) == 0)
+
+
+def _far_apart(left: sympy.Expr, right: sympy.Expr) -> bool:
+    """True when quadrature to 15 digits puts two constants further apart than any error of it."""
+    values = [side.evalf(15) for side in (left, right)]
+    if not all(value.is_Float or value.is_Rational for value in values):
+        return False
+    return bool(abs(values[0] - values[1]) > 1e-3 * max(abs(value) for value in values))
 
 
 def _exact(side: sympy.Expr) -> sympy.Expr:
     """Decimals as fractions, so that 0.1 is 1/10; an odd root of a negative number as its real value."""
-    side = side.xreplace({one: sympy.Rational(str(one)) for one in side.atoms(sympy.Float)})
-    return side.replace(
-        lambda node: (
-            node.is_Pow and node.base.is_negative and node.exp.is_Rational and node.exp.p == 1 and node.exp.q % 2
-        ),
-        lambda node: -((-node.base) ** node.exp),
-    )
+    return real_roots(side.xreplace({one: sympy.Rational(str(one)) for one in side.atoms(sympy.Float)}))
 
 
 def _constants(left: sympy.Expr, right: sympy.Expr) -> bool:

@@ -45,14 +45,15 @@ class Numeric:
         """One score per rollout."""
         return each(rollouts, self._judge)
 
-    def _judge(self, rollout: Rollout) -> float:
+    def _judge(self, rollout: Rollout) -> Score:
         gold = self._gold(rollout)
         answer = extract_answer(scored_text(rollout), self.settings) if rollout.text.strip() else None
         value = None if answer is None else self._number(answer)
         if value is None:
-            return 0.0
+            return Score(value=0.0)
         allowed = Fraction(self.settings.tolerance) * (abs(gold) if self.settings.relative else 1)
-        return float(abs(value - gold) <= allowed)
+        right = abs(value - gold) <= allowed
+        return Score(value=float(right), answer=str(gold if right else value))  # right answers are one vote
 
     def _number(self, text: str) -> Fraction | None:
         return parse_number(text, percent=self.settings.percent, currency=self.settings.currency)

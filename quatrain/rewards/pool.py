@@ -200,7 +200,9 @@ class Pool:
                 if process is None:
                     raise failure or VerifierError(f"{self._target}: no worker")
                 process, answers = self._run(process, calls)
-            except (QuatrainError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - the boundary around a verifier's call: nobody waits for ever
+                if process is not None and process in self._running:
+                    self._end(process)
                 process = None
                 future.set_exception(error)
             else:
@@ -229,8 +231,11 @@ class Pool:
             self._running.discard(process)
         return process.kill()
 
-    def _run(self, process: _Process, calls: list[bytes], again: bool = True) -> tuple[_Process, list[Answer]]:
-        """Answers to all calls, and the process to use next."""
+    def _run(
+        self, process: _Process | None, calls: list[bytes], again: bool = True
+    ) -> tuple[_Process | None, list[Answer]]:
+        """Answers to all calls, and the process to use next; None: it is gone, and nobody waits for another here."""
+        process = process or self._start()
         answers: dict[int, Answer] = {}
         limit_s = self._timeout_s + (GRACE_S if self.signature().is_async else 0.0)
         try:
@@ -241,7 +246,7 @@ class Pool:
             if self._closed.is_set():
                 raise VerifierError(f"{self._target}: closed while scoring") from None
             late = isinstance(error, _Late)
-        process = self._start()
+        process = None
         for index in range(len(calls)):
             if index in answers:
                 continue

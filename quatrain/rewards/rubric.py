@@ -25,10 +25,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rubric:
-    """value = sum over parts of weight * part; `Score.parts` holds the summands, so a raw part is parts[name] / weight.
+    """value = sum over parts of weight * part; right when every correctness part pays in full, whatever the form.
 
-    A part that abstains is left out; when all do, so does the rubric. When a part could not judge, neither could the
-    rubric: the score is an error that names the part, never a smaller number.
+    A part that abstains is left out; when all but the length penalty do, so does the rubric. When a part could not
+    judge, neither could the rubric: the score is an error that names the part, never a smaller number.
     """
 
     parts: Mapping[str, Part]
@@ -43,16 +43,34 @@ class Rubric:
         notes = "; ".join(f"{name}: {score.error}" for name, score in named.items() if score.error)
         if any(score.status == "error" for score in row):
             return Score(status="error", error=notes)
-        summands = {name: self.parts[name].weight * score.value for name, score in named.items() if score.usable}
-        if not summands:
+        said = {name: score.value for name, score in named.items() if score.usable}
+        if not any(name in said for name in self._judging()):
             return Score(status="abstained")
+        weights = {name: self.parts[name].weight for name in said}
+        value = math.fsum(weights[name] * part for name, part in said.items())
+        correctness = [name for name, part in self.parts.items() if part.measures == "correctness" and part.weight]
+        paid = [said[name] >= 1 - 1e-9 for name in correctness if name in said]
         placed = tuple(
             (position, self.parts[name].weight * reward)
             for name, score in named.items()
             if score.usable
             for position, reward in score.placed
         )
-        return Score(value=math.fsum(summands.values()), parts=summands, error=notes, placed=placed)
+        return Score(
+            value=value, parts=said, weights=weights, error=notes, placed=placed,
+            answer=next((named[name].answer for name in correctness if named[name].answer is not None), None),
+            right=bool(paid) and all(paid) if correctness else None,
+        )  # fmt: skip
+
+    def correctness(self, score: Score) -> float:
+        """Weighted sum of the parts that measure correctness; where none does, of all but the length penalty."""
+        parts = [name for name, part in self.parts.items() if part.measures == "correctness" and part.weight]
+        parts = parts or self._judging()
+        return sum(self.parts[name].weight * score.parts.get(name, 0.0) for name in parts) if parts else score.value
+
+    def _judging(self) -> list[str]:
+        """All parts but the length penalty, which says something about every row; that one where it is alone."""
+        return [name for name in self.parts if name != "soft_overlong"] or list(self.parts)
 
     def close(self) -> None:
         """Close every part."""

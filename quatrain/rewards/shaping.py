@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from quatrain.config import NonNegative, Positive, Section
 from quatrain.errors import SettingError, VerifierError
-from quatrain.rewards.verifier import VERIFIERS, Example, Kind, Limits, Scope, each, label, scored_text
+from quatrain.rewards.verifier import VERIFIERS, Example, Kind, Limits, Scope, each, label, missing_column, scored_text
 from quatrain.types import Rollout, Score
 
 
@@ -67,17 +67,83 @@ class SoftOverlong:
         """Nothing to end."""
 
 
+class TargetLengthSettings(Section):
+    """Settings of `target_length`."""
+
+    target_tokens: Positive | None = Field(None, description="null: the row's own, in target_column")
+    target_column: str = Field("target_tokens", description="column with the row's target")
+    mode: Literal["exact", "at_most"] = Field("exact", description="at_most: a shorter completion costs nothing")
+    slope_tokens: Positive = Field(256, description="distance from the target at which the whole penalty is due")
+
+
+@VERIFIERS.register("target_length")
+@dataclass(frozen=True)
+class TargetLength:
+    """-min(1, |L - target| / slope) for L tokens; with `at_most`, L - target where that is positive.
+
+    The length term of L1 (arXiv:2503.04697, eq. 1: alpha |n_target - n|) with alpha = 1 / slope, bounded at -1.
+    """
+
+    settings: TargetLengthSettings
+    limits: Limits
+    Settings: ClassVar = TargetLengthSettings
+    scope: ClassVar[Scope] = "completion"
+    kind: ClassVar[Kind] = "shaping"
+    examples: ClassVar = (
+        Example(completion="as asked", tokens=(5,) * 64, columns={"target_tokens": 64}, value=0.0),
+        Example(completion="long", tokens=(5,) * 192, columns={"target_tokens": 64}, value=-0.5),
+        Example(completion="short", tokens=(5,) * 4, columns={"target_tokens": 68}, value=-0.25),
+        Example(completion="far too long", tokens=(5,) * 400, columns={"target_tokens": 64}, value=-1.0),
+    )
+
+    async def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
+        """One score per rollout; VerifierError for a row without a target."""
+        return each(rollouts, self._judge)
+
+    def _judge(self, rollout: Rollout) -> float:
+        over = len(completion_tokens(rollout, self.limits.name)) - self._target(rollout)
+        distance = max(0, over) if self.settings.mode == "at_most" else abs(over)
+        return -min(1.0, distance / self.settings.slope_tokens) + 0.0
+
+    def _target(self, rollout: Rollout) -> int:
+        if self.settings.target_tokens is not None:
+            return self.settings.target_tokens
+        column, name = self.settings.target_column, self.limits.name
+        if column not in rollout.prompt.columns:
+            raise missing_column(name, rollout, column, "set target_tokens or target_column")
+        target = rollout.prompt.columns[column]
+        if isinstance(target, bool) or not isinstance(target, int) or target < 1:
+            raise VerifierError(f"{name}: {label(rollout)}: column {column!r} is {target!r}, need a number of tokens")
+        return target
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+Unit = Literal["token", "word"]
+
+
 class RepetitionSettings(Section):
     """Settings of `repetition`."""
 
     n: Positive = 3
     penalty: Annotated[float, Field(le=0)] = Field(-1.0, description="score of a text that is one n-gram throughout")
-    unit: Literal["token", "word"] = "token"
+    unit: Unit = "token"
 
 
 # scripts written without spaces: each character is a unit of its own
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+
+
+def words(text: str) -> list[str]:
+    """Words without regard to case; in scripts without spaces, characters."""
+    return _WORD.findall(text.casefold())
+
+
+def units_of(rollout: Rollout, unit: Unit, name: str) -> Sequence[Hashable]:
+    """The completion's token ids or its words."""
+    return completion_tokens(rollout, name) if unit == "token" else words(rollout.text)
 
 
 @VERIFIERS.register("repetition")
@@ -103,11 +169,7 @@ class Repetition:
         return each(rollouts, self._judge)
 
     def _judge(self, rollout: Rollout) -> float:
-        units: Sequence[Hashable]
-        if self.settings.unit == "token":
-            units = completion_tokens(rollout, self.limits.name)
-        else:
-            units = _WORD.findall(rollout.text.casefold())
+        units = units_of(rollout, self.settings.unit, self.limits.name)
         count = len(units) - self.settings.n + 1
         if count < 1:
             return 0.0
@@ -143,6 +205,16 @@ _CODE = re.compile(r"```[^`]*```|`[^`\n]*`|</?\w+>|\$[^$\n]*\$")
 _LETTER = re.compile(r"[^\W\d_]")
 
 
+def without_code(text: str) -> str:
+    """A text without code in back-ticks, tags and $mathematics$."""
+    return _CODE.sub(" ", text)
+
+
+def letters(text: str) -> list[str]:
+    """The letters of a text, of any script."""
+    return _LETTER.findall(text)
+
+
 @VERIFIERS.register("script")
 @dataclass(frozen=True)
 class Script:
@@ -170,9 +242,9 @@ class Script:
     def _judge(self, rollout: Rollout) -> float | None:
         if not rollout.text.strip():
             return 0.0
-        letters = _LETTER.findall(_CODE.sub(" ", scored_text(rollout)))
+        found = letters(without_code(scored_text(rollout)))
         wanted = re.compile("[" + "".join(SCRIPTS[name] for name in self.settings.scripts) + "]")
-        return len(wanted.findall("".join(letters))) / len(letters) if letters else None
+        return len(wanted.findall("".join(found))) / len(found) if found else None
 
     def close(self) -> None:
         """Nothing to end."""

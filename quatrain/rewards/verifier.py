@@ -104,10 +104,15 @@ def scored_text(rollout: Rollout) -> str:
     return rollout.prompt.prefill + rollout.text
 
 
-def each(rollouts: Sequence[Rollout], judge: Callable[[Rollout], float | None]) -> list[Score]:
+def each(rollouts: Sequence[Rollout], judge: Callable[[Rollout], Score | float | None]) -> list[Score]:
     """Scores of a verifier that judges one rollout at a time in this process; None abstains."""
-    values = [judge(rollout) for rollout in rollouts]
-    return [Score(status="abstained") if value is None else Score(value=value) for value in values]
+    return [_as_score(judge(rollout)) for rollout in rollouts]
+
+
+def _as_score(judged: Score | float | None) -> Score:
+    if isinstance(judged, Score):
+        return judged
+    return Score(status="abstained") if judged is None else Score(value=judged)
 
 
 def missing_column(name: str, rollout: Rollout, column: str, do: str) -> VerifierError:

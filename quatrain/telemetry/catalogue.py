@@ -50,9 +50,30 @@ CATALOGUE: dict[str, MetricInfo] = {
     "rollout/kept_mass": MetricInfo(
         "Mean probability that top-p, top-k and min-p left to sample from; 1 when nothing is cut.", "share"
     ),
-    "reward/<part>": MetricInfo("Mean of this part of the rubric, before its weight."),
+    "refill/groups": MetricInfo("Groups sampled for the step with dynamic sampling, left-out ones included.", "groups"),
+    "refill/uniform": MetricInfo(
+        "Share of the sampled groups whose completions do not differ in correctness.", "share"
+    ),
+    "refill/unfilled": MetricInfo("Places of the step that uniform groups kept after the last refill.", "groups"),
+    "refill/reward_mean": MetricInfo("Mean score of everything sampled, left-out groups included."),
     "prompts/skipped_long": MetricInfo(
         "Prompts of the run so far that left no room for an answer and were skipped.", "prompts"
+    ),
+    "curriculum/seen": MetricInfo("Prompts of which the run so far judged a completion.", "prompts"),
+    "curriculum/passed_over_right": MetricInfo(
+        "Prompts that the next step passes over because their last groups were all right.", "prompts"
+    ),
+    "curriculum/passed_over_wrong": MetricInfo(
+        "Prompts that the next step passes over because their last groups were all wrong.", "prompts"
+    ),
+    "curriculum/success": MetricInfo(
+        "Share of a prompt's judged completions that were right, over the whole run, mean over the seen prompts.",
+        "share",
+    ),
+    "kl/reference_age": MetricInfo(
+        "Steps between the last time that the reference became the policy and the beginning of this step; only with "
+        "algorithm.kl.refresh_every.",
+        "steps",
     ),
     "eval/accuracy": MetricInfo("Share of held-out completions that are right, whatever their form.", "share"),
     "eval/accuracy_in_form": MetricInfo("Share of held-out completions that are right and in the asked form.", "share"),

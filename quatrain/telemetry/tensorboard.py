@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from quatrain.errors import SettingError
+from quatrain.telemetry.files import disk_errors
 from quatrain.telemetry.tracker import TRACKERS
 
 
@@ -16,13 +17,17 @@ class TensorBoard:
     def __init__(self, folder: Path, first_step: int = 1) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             raise SettingError("log.tensorboard", True, "the package tensorboard",
                                "pip install tensorboard, or set log.tensorboard=false") from None  # fmt: skip
         self._event: Any = event_pb2
         self._summary: Any = summary_pb2
-        self._writer: Any = EventFileWriter(str(Path(folder) / "tensorboard"))
+        self._path = Path(folder) / "tensorboard" / f"events.out.tfevents.{time.time_ns()}"  # read in order of names
+        with disk_errors(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer: Any = RecordWriter(self._path.open("xb"))
+        self._add(0, file_version="brain.Event:2")
         if first_step > 1:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(first_step, session_log=start)
@@ -33,9 +38,12 @@ class TensorBoard:
         self._add(step, summary=self._summary.Summary(value=points))
 
     def close(self) -> None:
-        """Flush and close the event file."""
-        self._writer.close()
+        """Close the event file."""
+        with disk_errors(self._path):
+            self._writer.close()
 
     def _add(self, step: int, **content: Any) -> None:
-        self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, **content))
-        self._writer.flush()
+        event = self._event.Event(wall_time=time.time(), step=step, **content)
+        with disk_errors(self._path):
+            self._writer.write(event.SerializeToString())
+            self._writer.flush()

@@ -1,7 +1,8 @@
 """Checkpoints that survive a kill at any instant: written beside, flushed, then renamed.
 
-checkpoints/step-000040/policy/   a Hugging Face folder (or an adapter): loads anywhere
-checkpoints/step-000040/state/    optimizer tensors (torch.distributed.checkpoint) and trainer.json
+checkpoints/step-000040/policy/     a Hugging Face folder (or an adapter): loads anywhere
+checkpoints/step-000040/reference/  the same for a reference that moves
+checkpoints/step-000040/state/      optimizer tensors (torch.distributed.checkpoint) and trainer.json
 """
 
 import errno
@@ -9,19 +10,20 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from quatrain.errors import QuatrainError, ResumeError
 from quatrain.models.load import LanguageModel
+from quatrain.models.lora import POLICY, REFERENCE
 from quatrain.train.learner import Learner, Role
 
 FORMAT = 1
@@ -40,8 +42,10 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(name) for name in found if name.isdigit())
 
 
-def save_checkpoint(run: Path, step: int, learner: Learner, state: Mapping[str, Any], keep_last: int) -> Path:
-    """Write the state after `step` and drop all but the last `keep_last` checkpoints.
+def save_checkpoint(
+    run: Path, step: int, learner: Learner, state: Mapping[str, Any], keep_last: int, keep: Collection[int] = ()
+) -> Path:
+    """Write the state after `step` and drop all but the last `keep_last` checkpoints and those of the steps in `keep`.
 
     A step that is saved already stays as it is: its state is the same, and a second writing could be killed half-way.
     Raises QuatrainError in one line when the disk is full or fails; earlier checkpoints are then untouched.
@@ -50,8 +54,9 @@ def save_checkpoint(run: Path, step: int, learner: Learner, state: Mapping[str, 
     if not target.exists():
         _write(target, step, learner, state)
     for old in checkpoints(run)[:-keep_last]:
-        path = checkpoint_path(run, old)
-        shutil.rmtree(path.rename(_beside(path)))
+        if old not in keep:
+            path = checkpoint_path(run, old)
+            shutil.rmtree(path.rename(_beside(path)))
     return target
 
 
@@ -67,6 +72,8 @@ def _write(target: Path, step: int, learner: Learner, state: Mapping[str, Any]) 
         temporary.mkdir(parents=True)
         for name, role in learner.roles.items():
             save_weights(role.lm, temporary / name)
+        if learner.moving is not None:
+            save_weights(*_reference(learner, temporary))
         keys = _save_optimizers(learner.roles, temporary / "state")
         trainer = {"format": FORMAT, "step": step, "optimizer_keys": keys, **state}
         (temporary / "state" / "trainer.json").write_text(json.dumps(trainer, indent=1), encoding="utf-8")
@@ -90,18 +97,26 @@ def _write_failure(error: BaseException, folder: Path) -> str:
     return "a full disk" if number in (errno.ENOSPC, errno.EDQUOT) else " ".join(str(error).split())[-200:]
 
 
-def save_weights(lm: LanguageModel, folder: Path) -> None:
-    """Weights, configuration and tokenizer as a Hugging Face folder; adapters as a PEFT folder."""
-    from quatrain.models.lora import POLICY
+def _reference(learner: Learner, folder: Path) -> tuple[LanguageModel, Path, str]:
+    """What holds the weights of a moving reference, its folder, and its adapter if it is one."""
+    return learner.reference or learner.policy, folder / "reference", REFERENCE
 
-    if hasattr(lm.module, "peft_config"):
-        lm.module.save_pretrained(folder, selected_adapters=[POLICY])
-    else:
+
+def save_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None:
+    """Weights, configuration and tokenizer as a Hugging Face folder; of adapters, the one of that name as PEFT does."""
+    if not hasattr(lm.module, "peft_config"):
         lm.module.save_pretrained(folder)
+    elif adapter == POLICY:
+        lm.module.save_pretrained(folder, selected_adapters=[POLICY])
+    else:  # PEFT itself would put it one folder deeper
+        from peft import get_peft_model_state_dict
+
+        lm.module.peft_config[adapter].save_pretrained(folder)
+        save_file(get_peft_model_state_dict(lm.module, adapter_name=adapter), folder / "adapter_model.safetensors")
     lm.tokenizer.save_pretrained(folder)
 
 
-def load_weights(lm: LanguageModel, folder: Path) -> None:
+def load_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None:
     """Read back what `save_weights` wrote, into the model as it stands."""
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -109,9 +124,7 @@ def load_weights(lm: LanguageModel, folder: Path) -> None:
     if hasattr(lm.module, "peft_config"):
         from peft import set_peft_model_state_dict
 
-        from quatrain.models.lora import POLICY
-
-        result = set_peft_model_state_dict(lm.module, tensors, adapter_name=POLICY)
+        result = set_peft_model_state_dict(lm.module, tensors, adapter_name=adapter)
         unexpected = list(result.unexpected_keys)
     else:
         result = lm.module.load_state_dict(tensors, strict=False)
@@ -130,6 +143,8 @@ def load_checkpoint(run: Path, step: int, learner: Learner) -> dict[str, Any]:
             raise ResumeError(f"{folder}: got checkpoint format {trainer['format']}, need {FORMAT}")
         for name, role in learner.roles.items():
             load_weights(role.lm, folder / name)
+        if learner.moving is not None:
+            load_weights(*_reference(learner, folder))
         _load_optimizers(learner.roles, folder / "state", trainer.pop("optimizer_keys"))
     except (OSError, ValueError, KeyError, TypeError, SafetensorError, CheckpointException) as error:
         reason = " ".join(str(error).split())[-200:]

@@ -9,12 +9,14 @@ from torch import nn
 
 from quatrain.algorithms import Algorithm, Needs
 from quatrain.batch import Outputs, TrainBatch, build, split_by_tokens
-from quatrain.config import TrainConfig
+from quatrain.config import KLConfig, TrainConfig
 from quatrain.errors import NonFiniteError
 from quatrain.models.forward import reference_model, token_outputs, trained_hidden
 from quatrain.models.load import LanguageModel
+from quatrain.models.lora import add_reference
 from quatrain.telemetry.metrics import Last, Mean, Metric, Sum, merge_metrics
 from quatrain.train.optimizer import build_optimizer, learning_rate
+from quatrain.train.reference import move_reference
 from quatrain.types import Sample
 
 Progress = Callable[[int, int], None]
@@ -34,15 +36,26 @@ class Role:
 
 
 class Learner:
-    """Keeps the trainable roles and the frozen reference, and runs every forward of training at one temperature."""
+    """Keeps the trainable roles and the reference, and runs every forward of training at one temperature.
+
+    `reference` is a frozen copy (None: adapters tell it apart); `moving` says how it moves (None: it stays).
+    """
 
     def __init__(
-        self, policy: LanguageModel, config: TrainConfig, temperature: float, reference: LanguageModel | None = None
+        self,
+        policy: LanguageModel,
+        config: TrainConfig,
+        temperature: float,
+        reference: LanguageModel | None = None,
+        moving: KLConfig | None = None,
     ) -> None:
+        if moving is not None and reference is None:
+            add_reference(policy.module)
         self.roles = {"policy": Role(policy, build_optimizer(policy.module, config))}
         self.config = config
         self.temperature = temperature
         self.reference = reference
+        self.moving = moving
 
     @property
     def policy(self) -> LanguageModel:
@@ -128,6 +141,10 @@ class Learner:
             "train/tokens": Sum(sum(sample.num_tokens for sample in active)),
         }
         return merge_metrics(*statistics, readings)
+
+    def move_reference(self, step: int) -> dict[str, Metric]:
+        """After the last update of `step`, the reference follows the policy where `moving` says so."""
+        return {} if self.moving is None else move_reference(self.policy, self.reference, self.moving, step)
 
     def _outputs(self, batch: TrainBatch, needs: Needs) -> Outputs:
         hidden_N = None

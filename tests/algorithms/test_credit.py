@@ -105,7 +105,7 @@ def test_c08_a_part_that_abstains_is_left_out_only_there():
     one = 0.5 / (0.5 + 1e-4)
     other = 0.15 / (0.15 + 1e-4)
     assert a == pytest.approx([one + other, -one - other, one, -one], abs=1e-12)
-    assert statistics["reward/part/g"].value == pytest.approx(0.35)  # C09: an abstention is skipped, not a NaN
+    assert statistics["reward/g"].value == pytest.approx(0.35)  # C09: an abstention is skipped, not a NaN
 
 
 def test_c09_a_batch_without_a_part_does_not_spoil_its_mean():
@@ -260,3 +260,62 @@ def test_advantages_are_float64_and_inputs_are_unchanged():
     samples, _ = algorithm().credit([group])
     assert samples[0].streams["advantages"].dtype == np.float64
     assert "advantages" not in group.samples[0][0].streams
+
+
+def two_parts(weight):
+    """Scores of two parts that differ in size; the second part counts `weight`."""
+    said = [{"f": 1.0, "g": 10.0}, {"f": 0.0, "g": 30.0}, {"f": 0.0, "g": 10.0}, {"f": 1.0, "g": 30.0}]
+    return [Score(value=p["f"] + weight * p["g"], parts=p, weights={"f": 1.0, "g": weight}) for p in said]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25, 2.0])
+def test_normalised_parts_are_weighted_after_they_are_normalised(weight):
+    a, _ = advantages([scored_group(two_parts(weight))], parts="normalised")
+    f, g = 0.5 / (0.5 + 1e-4), 10 / (10 + 1e-4)
+    assert a == pytest.approx([f - weight * g, -f + weight * g, -f - weight * g, f + weight * g], abs=1e-12)
+
+
+def test_a_part_without_weight_is_shown_and_teaches_nothing():
+    scores = [Score(value=1.0, parts={"f": 1.0, "seen": float(i)}, weights={"f": 1.0, "seen": 0.0}) for i in range(4)]
+    for settings in ({}, {"parts": "normalised"}):
+        a, statistics = advantages([scored_group(scores)], **settings)
+        assert a == [0.0] * 4
+        assert statistics["groups/zero_variance"].value == 1 and statistics["reward/seen"].value == 1.5
+
+
+@pytest.mark.parametrize("weight", [-1.0, 0.1])
+def test_the_name_of_a_part_changes_nothing(weight):
+    of_name = {}
+    for name in ("f", "value"):
+        scores = [Score(value=weight * said, parts={name: said}, weights={name: weight}) for said in (1.0, 0.0, 0.0)]
+        of_name[name], _ = advantages([scored_group(scores)])
+    assert of_name["value"] == of_name["f"] and of_name["f"][0] * weight > 0
+
+
+def test_the_truncation_penalty_is_subtracted():
+    a, statistics = advantages(
+        [scored_group([2, 2, 1, 0], truncated=[True, False, False, False])],
+        truncated="penalise", scale="none",
+    )  # fmt: skip
+    assert a == [0.0, 1.0, 0.0, -1.0]  # scores 1, 2, 1, 0 about their mean of 1
+    assert statistics["reward/truncation"].value == -0.25
+    a, _ = advantages([scored_group([1, 1], truncated=[True, False])], truncated="penalise", truncation_penalty=0.5,
+                      scale="none")  # fmt: skip
+    assert a == [-0.25, 0.25]  # equal scores of the verifier, but one was cut
+    a, _ = advantages([scored_group([1, 1], truncated=[True, False])], truncated="penalise", truncation_penalty=0.0)
+    assert a == [0.0, 0.0]
+
+
+def test_the_truncation_penalty_is_a_part_of_its_own_when_parts_are_normalised():
+    a, _ = advantages([scored_group([1, 1, 0, 0], truncated=[True, False, True, False])], truncated="penalise",
+                      truncation_penalty=2.0, parts="normalised")  # fmt: skip
+    n = 0.5 / (0.5 + 1e-4)
+    assert a == pytest.approx([n - 2 * n, n + 2 * n, -n - 2 * n, -n + 2 * n], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rights", "kind"), [([True] * 2, "all_right"), ([False] * 2, "all_wrong"), ([True, False], "all_equal")]
+)
+def test_right_and_wrong_groups_by_what_the_rubric_says(rights, kind):
+    _, statistics = advantages([scored_group([Score(value=0.7, right=right) for right in rights])])
+    assert statistics[f"groups/{kind}"].value == 1

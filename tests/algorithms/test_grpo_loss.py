@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quatrain.algorithms import Outputs
+from quatrain.config import PRESETS
 from quatrain.types import Sample
 from tests.algorithms.synthetic import algorithm, key, make_sample, total_loss
 
@@ -186,3 +187,20 @@ def test_streams_that_are_needed():
     assert needs(placement="loss", estimator="k3", coefficient=0.0) == set()
     with pytest.warns(UserWarning, match="biased in the reward"):
         needs(placement="reward", estimator="k3")
+
+
+WORKED = {  # derived by hand from the rows above, maximum of 4 tokens, 2 completions, 5 tokens
+    "grpo": -0.0472957108 + 0.04 * 0.0483119460,
+    "dapo": (-math.exp(0.2) - math.exp(-0.1) - math.exp(-1) + (math.exp(0.7) + math.exp(-0.1)) / 2) / 5,
+    "dr_grpo": -0.1266777246,
+    "gspo": (-math.exp(-0.3) + math.exp(0.3) / 2) / 2,
+    "cispo": (1.2 * 1 + math.exp(-0.1) * 0.5 + math.exp(-1) * 2 - 1.2 * 0.1 - math.exp(-0.1) * 0.75) / 5,
+    "rloo": (-math.exp(-0.9) + math.exp(0.6) / 2) / 2,
+    "reinforce_pp": -0.2026843593,
+}
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_its_worked_value(preset):
+    loss, _, _ = run(preset=preset)
+    assert loss == pytest.approx(WORKED[preset], abs=1e-9)

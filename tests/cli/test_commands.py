@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from quatrain.config import Recipe
-from quatrain.methods.inspect import load_subject
+from quatrain.methods.subject import Asking, load_subject, settle
 from quatrain.recipe_file import load_recipe
 from tests.cli.test_mistakes import quatrain
 from tests.runs import metrics_of, recipe_file, start, weights_of
@@ -104,16 +104,21 @@ def test_probe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_probe_of_a_run(trained: tuple[Path, bool], capfd: pytest.CaptureFixture[str]) -> None:
+    folder, _ = trained
+    text = output(capfd, "probe", folder / "run", "--prompts", "2")
+    assert "after step 4: prompts by source" in text and text.count("say ") == 4
+    assert len(json.loads(output(capfd, "probe", folder / "run", "--json"))["prompts"]) == 8
+    assert quatrain("probe", folder / "run", "seed=1") != 0
+
+
 def test_eval_of_a_run(trained: tuple[Path, bool], capfd: pytest.CaptureFixture[str]) -> None:
     folder, _ = trained
     text = output(capfd, "eval", folder / "run")
-    assert "6 prompts, 1 completion(s) each, temperature 0" in text and "pass@1" in text
-    found = json.loads(
-        output(capfd, "eval", folder / "run", "--samples", "4", "--temperature", "1", "--json", "--limit", "3")
-        .splitlines()[-1]
-    )  # fmt: skip
+    assert "6 prompts" in text and "greedy: 1 completion a prompt at temperature 0" in text and "pass@1" in text
+    found = json.loads(output(capfd, "eval", folder / "run", "--samples", "4", "--json", "--limit", "3"))
     assert found["prompts"] == 3 and found["target"] == f"{folder / 'run'} at step 4"
-    assert {"pass@1", "pass@2", "pass@4", "mean@4", "reward"} <= set(found)
+    assert {"pass@1", "pass@2", "pass@4", "mean@4", "reward"} <= set(found["sampled"]["measures"])
 
 
 def test_eval_is_what_the_run_measured(trained: tuple[Path, bool], capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,15 +126,15 @@ def test_eval_is_what_the_run_measured(trained: tuple[Path, bool], capfd: pytest
     for step in (0, 4):
         saved = json.loads((folder / "run" / "evaluations" / f"step-{step:06d}.json").read_text())
         expected = sum(answer["reward"] for answer in saved["answers"]) / len(saved["answers"])
-        text = output(capfd, "eval", folder / "run", "--json", "--step", str(step))
-        assert json.loads(text.splitlines()[-1])["reward"]["value"] == pytest.approx(expected, abs=1e-12)
+        found = json.loads(output(capfd, "eval", folder / "run", "--json", "--step", str(step)))
+        assert found["greedy"]["measures"]["reward"]["value"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_eval_of_a_model(trained: tuple[Path, bool], capfd: pytest.CaptureFixture[str]) -> None:
     folder, lora = trained
-    start_text = output(capfd, "eval", folder / "run", "--json", "--step", "0").splitlines()[-1]
-    text = output(capfd, "eval", folder / "model", "--recipe", folder / "recipe.yaml", "--json").splitlines()[-1]
-    assert json.loads(text)["reward"] == json.loads(start_text)["reward"]
+    start = json.loads(output(capfd, "eval", folder / "run", "--json", "--step", "0"))
+    found = json.loads(output(capfd, "eval", folder / "model", "--recipe", folder / "recipe.yaml", "--json"))
+    assert found["greedy"]["measures"] == start["greedy"]["measures"]
     if not lora:
         text = output(
             capfd, "eval", folder / "model", "--task", folder / "test.jsonl", "--verifier", "exact", "--json",
@@ -161,7 +166,7 @@ def test_score(trained: tuple[Path, bool], capfd: pytest.CaptureFixture[str]) ->
 
 def checkpoint_logits(run: Path, step: int | None = None) -> torch.Tensor:
     with torch.no_grad():
-        return load_subject(str(run), [], None, None, None, step).lm.module(IDS).logits
+        return load_subject(str(run), settle(str(run), Asking()), step).lm.module(IDS).logits
 
 
 @pytest.mark.parametrize("step", [None, 2])

@@ -161,10 +161,27 @@ WRONG_TARGETS: dict[str, tuple[list[str], str]] = {
         ["eval", "{folder}/model", "--task", "/no/rows.jsonl", "--verifier", "exact", "--set", "rollout.max_tokens=6"],
         "held_out[0].source: got /no/rows.jsonl, need ",
     ),
+    "a set that nobody knows": (
+        ["eval", "{folder}/model", "--task", "gsm9k"],
+        "--task: got gsm9k, need a known set (gsm8k, mawps, reasoning-gym:TASK), FILE.jsonl",
+    ),
+    "a reasoning-gym task that is none": (
+        ["eval", "{folder}/model", "--task", "reasoning-gym:chain_sums",
+         "--set", "rollout.max_tokens=6", "--set", "evaluation.max_tokens=6"],
+        "held_out[0].source: got reasoning-gym:chain_sums, need a reasoning-gym task; did you mean 'chain_sum'?",
+    ),
+    "results that are not there": (["eval", "/no/such.json"], "target: got /no/such.json, need a file of results"),
+    "results that are none": (["eval", "{folder}/model/config.json"], "target: got "),
+    "a step that is none": (["eval", "{run}", "--step", "last", "--task", "{folder}/test.jsonl"], "--step: got last"),
+    "the step of a model": (
+        ["eval", "{folder}/model", "--recipe", "{folder}/recipe.yaml", "--step", "1"],
+        "--step: got 1, need a run, whose checkpoints have steps",
+    ),
+    "an output in no folder": (["eval", "{run}", "--out", "/no/such/folder/x.json"], "--out: got /no/such/folder"),
     "a step that is not saved": (["eval", "{run}", "--step", "7", "--task", "{folder}/test.jsonl"], "--step: got 7"),
     "a run without held-out prompts": (["eval", "{run}"], "held_out: got nothing, need held-out prompts"),
     "several greedy completions": (
-        ["eval", "{run}", "--samples", "4", "--task", "{folder}/test.jsonl"],
+        ["eval", "{run}", "--samples", "4", "--temperature", "0", "--task", "{folder}/test.jsonl"],
         "evaluation.samples: got 4, need 1 with temperature 0",
     ),
     "a bad setting": (["sample", "{run}", "--set", "rollout.max_tokns=3"], "rollout.max_tokns: got an unknown key"),

@@ -5,15 +5,21 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quatrain.config import VerifierConfig
 from quatrain.rewards import VERIFIERS, Example, Verifier, build_verifier, text_rollout
+from quatrain.sandbox import why_not
 from quatrain.types import Rollout, Score
+from tests.rewards.judge_server import stand_in
 
+NEEDS = {"language": "py3langid"}  # optional packages
 DEADLINE_S = 20.0  # generous: this is not a benchmark, and a worker of `math` may have to start
 
 FUNCTION = """
@@ -52,7 +58,15 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         path = tmp_path_factory.mktemp("user") / "user_reward.py"
         path.write_text(FUNCTION)
         kind = f"{path}:reward"
-    verifier = build_verifier(VerifierConfig(kind=kind, timeout_s=5.0), kind)
+    if kind in NEEDS and find_spec(NEEDS[kind]) is None:
+        pytest.skip(f"{NEEDS[kind]} is not installed")
+    if kind == "code" and why_not():
+        pytest.skip(f"no isolation here: {why_not()}")
+    started = ExitStack()
+    settings: dict[str, Any] = {"kind": kind, "timeout_s": 5.0}
+    if kind == "judge":
+        settings["address"] = started.enter_context(stand_in()).address
+    verifier = build_verifier(VerifierConfig.model_validate(settings), kind)
     if request.param == "function":
         examples = (
             Example(prompt="6*12?", completion="I think\n72", columns={"answer": "72"}, value=1.0),
@@ -62,6 +76,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         yield Subject(kind, verifier, verifier.kind, verifier.examples)
     verifier.close()
+    started.close()
 
 
 def rollout_of(example: Example, completion: str | None = None, index: int = 0) -> Rollout:
@@ -94,7 +109,8 @@ def test_correctness_does_not_pay_another_rows_gold(subject: Subject) -> None:
     if subject.kind != "correctness":
         pytest.skip("no correctness verifier")
     paid = [example for example in subject.examples if example.value == 1.0]
-    other = replace(paid[0], columns={"answer": "987654321"})
+    gold = "D" if subject.name == "choice" else "987654321"
+    other = replace(paid[0], columns={**paid[0].columns, "answer": gold})
     assert [score.value for score in subject.score([rollout_of(paid[0]), rollout_of(other)])] == [1.0, 0.0]
     if len(paid) > 1:
         crossed = replace(paid[0], columns=paid[1].columns)
@@ -110,7 +126,8 @@ def test_one_finite_score_per_rollout_in_order_within_the_deadline(subject: Subj
     assert len(scores) == len(batch)
     assert all(math.isfinite(score.value) for score in scores if score.usable)
     assert all(score.status in ("ok", "abstained") for score in scores)
-    assert [score.value for score in scores[-5:]] == pytest.approx([example.value] * 5)
+    if subject.verifier.scope == "completion":  # in a group, it depends on the others
+        assert [score.value for score in scores[-5:]] == pytest.approx([example.value] * 5)
     assert subject.score([]) == []
 
 

@@ -1,26 +1,30 @@
-"""Intervals, paired comparison, pass@k and the probe's advice, by hand."""
+"""Intervals, paired comparison and pass@k, by hand."""
 
+import json
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quatrain.config import SamplingConfig
-from quatrain.errors import DataError
 from quatrain.methods.evaluate import (
+    EVALUATION_STREAM,
     Answer,
     Evaluation,
     compare,
+    evaluate,
     evaluation_path,
     interval,
     load_evaluation,
     mean,
     question_key,
 )
-from quatrain.methods.inspect import accuracy_table, pass_at_k
-from quatrain.methods.probe import informative_share, report, verdict
+from quatrain.rewards.rubric import Part, Rubric, Verifiers
 from quatrain.rewards.verifier import text_rollout
+from quatrain.rollout import Request
 from quatrain.types import Prompt, Rollout, Score
 
 NAN = float("nan")
@@ -85,45 +89,6 @@ def test_different_prompts_are_not_compared() -> None:
         compare(evaluation([1], [0]), evaluation([1]), "correct")
 
 
-@pytest.mark.parametrize(
-    ("n", "right", "k", "expected"),
-    [
-        (4, 1, 1, 1 / 4),
-        (4, 1, 2, 1 - 3 / 6),  # C(3,2) / C(4,2) = 3 / 6
-        (4, 2, 2, 1 - 1 / 6),
-        (4, 3, 2, 1.0),
-        (4, 0, 4, 0.0),
-        (5, 2, 3, 1 - 1 / 10),
-        (200, 1, 100, 0.5),
-    ],
-)
-def test_pass_at_k_by_hand(n: int, right: int, k: int, expected: float) -> None:
-    row = np.array([[1.0] * right + [0.0] * (n - right)])
-    assert pass_at_k(row, k) == pytest.approx([expected])
-
-
-def test_completions_that_could_not_be_judged_are_neither_right_nor_wrong() -> None:
-    assert pass_at_k(np.array([[1.0, NAN, 0.0], [NAN, NAN, NAN]]), 1)[0] == 0.5
-    assert np.isnan(pass_at_k(np.array([[NAN, NAN, 1.0]]), 2)).all()
-    some = evaluation([1, NAN], [0, 0])
-    assert some.per_prompt("correct").tolist() == [1.0, 0.0]
-    assert accuracy_table(some)["mean@2"]["value"] == 0.5
-
-
-def test_the_table() -> None:
-    table = accuracy_table(evaluation([1, 0, 0, 0], [0, 0, 0, 0], form=1.0))
-    assert list(table) == ["pass@1", "pass@2", "pass@4", "mean@4", "in asked form", "reward"]
-    assert [table[name]["value"] for name in table] == pytest.approx([1 / 8, 1 / 4, 1 / 2, 1 / 8, 1.0, 1 / 8])
-    assert table["pass@4"]["low"] <= 0.5 <= table["pass@4"]["high"]
-
-
-def test_the_table_has_a_line_per_source_when_there_are_several() -> None:
-    answers = (answer(0, 1.0, source="a"), answer(1, 0.0, source="b"), answer(2, 1.0, source="b"))
-    table = accuracy_table(Evaluation(0, 1, answers))
-    assert table["pass@1 a"]["value"] == 1.0 and table["pass@1 b"]["value"] == 0.5
-    assert "mean@1" not in table
-
-
 def test_metrics_of_an_evaluation() -> None:
     metrics = {name: metric.value for name, metric in evaluation([1, 0], [1, 1], form=1.0).metrics().items()}
     assert metrics == {
@@ -133,12 +98,76 @@ def test_metrics_of_an_evaluation() -> None:
 
 
 def test_saved_and_read_back(tmp_path: Path) -> None:
-    one = Evaluation(7, 2, (answer(0, 1.0), answer(0, 0.0, reward=NAN)), "key")
+    read = replace(answer(0, 1.0), answer="1/2", parts={"right": 1.0})
+    unjudged = replace(answer(0, NAN, form=NAN), error="the judge is away")
+    one = Evaluation(7, 2, (read, unjudged), "key", {"temperature": 0.7})
     assert load_evaluation(tmp_path, 7) is None
     one.save(tmp_path)
     assert evaluation_path(tmp_path, 7) == tmp_path / "evaluations" / "step-000007.json"
     found = load_evaluation(tmp_path, 7)
     assert found is not None and repr(found) == repr(one)
+    assert "NaN" not in evaluation_path(tmp_path, 7).read_text(), "other readers of JSON know no NaN"
+
+
+def test_an_evaluation_saved_without_its_sampling_is_read(tmp_path: Path) -> None:
+    path = evaluation_path(tmp_path, 3)
+    path.parent.mkdir()
+    kept = {key: value for key, value in asdict(answer(0, 1.0)).items() if key not in ("answer", "error")}
+    path.write_text(json.dumps({"step": 3, "samples": 1, "asked": "key", "answers": [kept]}))
+    assert load_evaluation(tmp_path, 3) == Evaluation(3, 1, (answer(0, 1.0),), "key")
+
+
+def test_a_long_interval_is_that_of_a_short_one_drawn_in_stretches() -> None:
+    values = np.random.default_rng(0).random(900)
+    picks = np.random.default_rng(0).integers(0, 900, size=(10_000, 900))
+    assert interval(values) == pytest.approx(np.percentile(values[picks].mean(1), [2.5, 97.5]), abs=1e-12)
+
+
+class Judge:
+    """Fails on the second completion of every prompt."""
+
+    scope, kind, examples = "completion", "correctness", ()
+
+    async def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
+        return [Score(status="error", error="away") if one.index == 1 else Score(value=1.0, answer="x")
+                for one in rollouts]  # fmt: skip
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_evaluation_is_one_submission_and_an_error_is_no_zero() -> None:
+    engine, submitted = FakeEngine(), []
+    engine.on_submit = submitted.append
+    prompts = [Prompt(index=i, token_ids=(1, 2), text=f"p{i}") for i in range(3)]
+    verifiers = Verifiers({"default": Rubric({"right": Part(Judge(), 1.0, "correctness")})})
+    seen = []
+    found = evaluate(engine, prompts, verifiers, SamplingConfig(temperature=0.5), samples=4, seed=9, step=2,
+                     progress=lambda *counts: seen.append(counts))  # fmt: skip
+    assert len(submitted) == 1 and len(submitted[0]) == 12 and seen[-1] == (12, 12)
+    assert len({request.seed for request in submitted[0]}) == 12
+    assert {request.seed[:2] for request in submitted[0]} == {(9, EVALUATION_STREAM)}
+    assert [bool(one.error) for one in found.answers] == [False, True, False, False] * 3
+    assert found.per_prompt("correct").tolist() == [1.0] * 3, "three of three judged"
+    assert found.sampling["temperature"] == 0.5 and found.answers[0].answer == "x"
+
+
+class FakeEngine:
+    """Answers every request with one token, in two batches and out of order."""
+
+    def __init__(self) -> None:
+        self._queue: list[Request] = []
+        self.on_submit: Callable[[Sequence[Request]], None] = lambda _: None
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.on_submit(requests)
+        self._queue += requests
+
+    def completed(self) -> list[Rollout]:
+        half = self._queue[-7:][::-1]
+        del self._queue[-7:]
+        return [replace(text_rollout("c", tokens=(3,)), prompt=one.prompt, group=one.group, index=one.index)
+                for one in half]  # fmt: skip
 
 
 def test_the_key_tells_what_was_asked_and_how() -> None:
@@ -153,43 +182,3 @@ def test_the_key_tells_what_was_asked_and_how() -> None:
         question_key([Prompt(index=0, token_ids=(1, 4), text="a"), prompts[1]], greedy, 1),
     ]
     assert len({key, *others}) == 5
-
-
-def probed(*groups: list[float | None]) -> tuple[list[Rollout], list[Score]]:
-    rollouts = [text_rollout("c", tokens=(3, 4), group=group) for group, row in enumerate(groups) for _ in row]
-    scores = [Score(status="error", error="away") if v is None else Score(value=v) for row in groups for v in row]
-    return rollouts, scores
-
-
-def test_informative_groups() -> None:
-    assert informative_share(*probed([0, 1], [0, 0], [0.1, 0.1], [1, 1])) == 0.25
-    assert informative_share(*probed([0, None], [None, None], [0, 1, None], [1, 0])) == 0.5
-
-
-@pytest.mark.parametrize(
-    ("groups", "start"),
-    [
-        ([[0, 1], [1, 0]], "good: 100% of the groups"),
-        ([[0, 0], [0, 0], [0, 1]], "warning: only 33% of the groups"),
-        ([[1, 1], [1, 1], [1, 0]], "warning: only 33% of the groups"),
-    ],
-)
-def test_the_verdict(groups: list[list[float | None]], start: str) -> None:
-    line = verdict(*probed(*groups))
-    assert line.startswith(start)
-    if start.startswith("warning"):
-        assert f"mostly too {'hard' if groups[0][0] == 0 else 'easy'} for this model" in line
-
-
-def test_the_probes_table() -> None:
-    table = dict(report(*probed([0, 1], [1, 1], [None, 1]), 2.0, 0.5))
-    assert table["mean reward"].startswith("0.800 [")
-    assert table["informative groups"] == "33% (at least 70% wanted)"
-    assert table["verifier errors"] == "16.7%"
-    assert table["tokens per completion"] == "median 2, 95 % 2, max 2"
-    assert table["sampling"] == "6 tokens/s" and table["scoring"] == "12 completions/s"
-
-
-def test_a_probe_without_any_score_says_why() -> None:
-    with pytest.raises(DataError, match="no completion could be scored \\(away\\)"):
-        report(*probed([None, None]), 1.0, 1.0)

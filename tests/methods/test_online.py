@@ -261,9 +261,9 @@ def test_case_c61_the_engine_samples_with_the_trained_adapter(tmp_path: Path) ->
     wanted = recipe(tmp_path, model=LORA, rollout={"group_size": 8}, train={"learning_rate": 5e-2})
     with open_run(wanted, quiet()) as opened:
         prompts = opened.prompts.take(2)
-        before = online.sample(opened, prompts, 1)
+        before = online.sample(opened, prompts, 1, 0)
         opened.finish_step(online_step(opened, 1))
-        after = online.sample(opened, prompts, 1)
+        after = online.sample(opened, prompts, 1, 0)
         assert [t.token_ids.tolist() for r in before for t in r.trajectories] != [
             t.token_ids.tolist() for r in after for t in r.trajectories
         ]

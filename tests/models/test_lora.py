@@ -11,6 +11,7 @@ from quatrain.batch import build
 from quatrain.config import ModelConfig, TrainConfig
 from quatrain.models.forward import reference_model, token_outputs
 from quatrain.models.load import LanguageModel, load_language_model
+from quatrain.models.lora import adapter_pairs, add_reference
 from quatrain.train.learner import Learner
 from quatrain.types import Sample
 from tests.tiny import save_tiny
@@ -138,3 +139,29 @@ def test_adapters_stay_float32_on_a_bfloat16_base(folder: Path) -> None:
     lm = load(folder, dtype="bfloat16")
     assert {p.dtype for p in lm.module.parameters() if p.requires_grad} == {torch.float32}
     assert lm.causal.get_output_embeddings().weight.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_a_reference_of_its_own_starts_as_the_base_and_is_not_trained(folder: Path, dtype: str) -> None:
+    lm = load(folder, dtype=dtype)
+    before, own = logits(lm), trainable(lm)
+    add_reference(lm.module)
+    assert trainable(lm).keys() == own.keys() and torch.equal(logits(lm), before)
+    with reference_model(lm, None) as reference:
+        assert torch.equal(logits(reference), before)
+    move(lm)
+    with reference_model(lm, None) as reference:
+        assert torch.equal(logits(reference), before)
+    pairs = adapter_pairs(lm.module)
+    assert len(pairs) == len(own) and all(one.dtype == other.dtype for one, other in pairs)
+    assert not any(one.requires_grad for one, _ in pairs) and all(other.requires_grad for _, other in pairs)
+
+
+def test_an_sft_adapter_has_its_reference_already(folder: Path, sft: Path) -> None:
+    lm = load(folder, adapter=sft)
+    with reference_model(lm, None) as reference:
+        before = logits(reference)
+    add_reference(lm.module)
+    move(lm)
+    with reference_model(lm, None) as reference:
+        assert torch.equal(logits(reference), before)

@@ -24,6 +24,7 @@ from quatrain.rewards.extract import AnswerSettings, extract_answer, parse_numbe
         ("last_number", "no digits", None),
         ("last_number", "16, 17, 18", None),
         ("last_number", "47 or 92", None),
+        ("last_number", r"\boxed{47}, $\boxed{92}$", None),
         ("last_number", "18, 18", "18"),
         ("last_number", "16\n17", "17"),
         ("last_number", "12 + 5 = 17", "17"),
@@ -80,6 +81,13 @@ def test_percent_and_currency_are_settings() -> None:
 def value(settings: dict[str, Any], completion: str, **columns: Any) -> float:
     verifier = build_verifier(VerifierConfig.model_validate(settings), "verifiers.main.correct")
     return asyncio.run(verifier.score([text_rollout(completion, columns)]))[0].value
+
+
+def test_right_answers_within_the_tolerance_are_one_vote() -> None:
+    verifier = build_verifier(VerifierConfig.model_validate({"kind": "numeric", "tolerance": 0.25}), "verifiers.x.y")
+    texts = ("72.1", "71.9", "70", "70.5")
+    scores = asyncio.run(verifier.score([text_rollout(text, {"answer": 72}) for text in texts]))
+    assert [score.answer for score in scores] == ["72", "72", "70", "141/2"]
 
 
 def test_numeric_is_exact_unless_told_otherwise() -> None:

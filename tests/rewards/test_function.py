@@ -298,3 +298,16 @@ def test_a_coroutine_function_object_is_awaited() -> None:
     started = time.monotonic()
     assert [one.value for one in score(wrap_function(reward), "a", "bb", "ccc")] == [1, 2, 3]
     assert time.monotonic() - started < 0.8
+
+
+def test_an_unexpected_fault_ends_the_call_not_the_pool(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may wait for ever for a thread that met something unforeseen."""
+    verifier = build_verifier(VerifierConfig(kind=f"{file}:slow", on_error="stop"))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("quatrain.rewards.pool.Answer.from_json", lambda data: {}[data])
+            with pytest.raises(VerifierError, match="KeyError"):
+                asyncio.run(asyncio.wait_for(verifier.score([text_rollout("a")]), 60))
+        assert score(verifier, "a")[0].value == 1.0
+    finally:
+        verifier.close()

@@ -24,11 +24,11 @@ def rubric(**parts: Part) -> Verifiers:
     return Verifiers({"main": Rubric(parts)})
 
 
-def test_weighted_sum_with_its_summands() -> None:
+def test_weighted_sum_and_what_every_part_said() -> None:
     verifiers = rubric(correct=part(lambda completion: completion == "4"), form=part(lambda: 0.5, 0.2))
     first, second = verifiers.score([text_rollout("4"), text_rollout("5")])
     assert first.value == pytest.approx(1.1)
-    assert first.parts == pytest.approx({"correct": 1.0, "form": 0.1})
+    assert first.parts == {"correct": 1.0, "form": 0.5} and first.weights == {"correct": 1.0, "form": 0.2}
     assert second.value == pytest.approx(0.1)
 
 
@@ -48,6 +48,25 @@ def test_a_part_that_abstains_is_left_out_and_all_of_them_abstain() -> None:
     scores = verifiers.score([text_rollout("4"), text_rollout("?")])
     assert scores[0].parts == {"correct": 1.0, "form": 0.5}
     assert scores[1].status == "abstained"
+
+
+def test_the_length_penalty_alone_is_no_score() -> None:
+    slope = VerifierConfig.model_validate({"kind": "soft_overlong", "max_tokens": 4, "cache_tokens": 2})
+    own = {"right": Part(wrap_function(lambda row: row), 1.0, "correctness")}
+    with build_verifiers({"main": {"soft_overlong": slope}}) as alone:
+        penalty = alone.rubrics["main"].parts["soft_overlong"]
+        assert alone.score([text_rollout("", {"row": None})])[0].status == "ok"
+        scores = rubric(**own, soft_overlong=penalty).score([text_rollout("", {"row": row}) for row in (1.0, None)])
+    assert [score.status for score in scores] == ["ok", "abstained"]
+
+
+def test_a_part_that_abstains_does_not_make_a_completion_wrong() -> None:
+    """Each part judges its own rows; where none of them does, nothing is right."""
+    own = {kind: Part(wrap_function(lambda row, kind=kind: 1.0 if row == kind else None), 1.0, "correctness")
+           for kind in ("maths", "code")}  # fmt: skip
+    verifiers = rubric(**own, form=part(lambda: 0.5))
+    scores = verifiers.score([text_rollout("x", {"row": row}) for row in ("maths", "code", "poem")])
+    assert [score.right for score in scores] == [True, True, False]
 
 
 def test_placed_rewards_are_weighted() -> None:
@@ -134,6 +153,7 @@ def test_from_a_recipe_section() -> None:
     sections = {"sums": {"correct": VerifierConfig(kind="numeric"), "form": VerifierConfig(kind="format", weight=0.5)}}
     with build_verifiers(sections) as verifiers:
         score = verifiers.score([text_rollout("<think>a</think>5", {"answer": 5})])[0]
-    assert score.parts == {"correct": 1.0, "form": 0.5}
+    assert (score.value, score.parts) == (1.5, {"correct": 1.0, "form": 1.0})
+    assert score.right is True
     with pytest.raises(SettingError, match=r"verifiers.sums.form.tag: got an unknown key.*'tags'"):
         build_verifiers({"sums": {"form": VerifierConfig.model_validate({"kind": "format", "tag": ["a"]})}})

@@ -1,0 +1,4 @@
+import random
+random.seed(0)
+def solve(x):
+    return random.random()

@@ -1,0 +1,2 @@
+x=[]
+while True: x.append('y'*(1<<20))

@@ -1,0 +1,4 @@
+import threading
+l=threading.Lock()
+l.acquire()
+l.acquire()

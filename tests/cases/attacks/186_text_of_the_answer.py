@@ -1,0 +1,2 @@
+def solve(x):
+    return str(x*x+1)
