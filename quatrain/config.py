@@ -77,7 +77,7 @@ class VerifierConfig(Section):
     kind: str = Field(description="a built-in verifier or FILE.py:FUNCTION")
     weight: float = 1.0
     timeout_s: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="default: the verifier's own (math 1 s, otherwise 5 s)"
+        None, description="default: the verifier's own (math, regex 0.5 s, json_schema 2 s, judge 60 s, otherwise 5 s)"
     )
     measures: Literal["correctness", "format", "shaping"] | None = Field(
         None, description="what the part counts as in evaluations; default: the verifier's own kind"
@@ -208,6 +208,11 @@ class AlgorithmConfig(Section):
         preset = data.get("preset", "grpo")
         if not isinstance(preset, str) or preset not in PRESETS:
             raise SettingError("algorithm.preset", preset, "a known preset", nearest(str(preset), PRESETS))
+        kl, without = data.get("kl"), PRESETS[preset]["kl"]["placement"] == "none"
+        if without and isinstance(kl, Mapping) and kl.get("coefficient") and "placement" not in kl:
+            raise SettingError("algorithm.kl.coefficient", kl["coefficient"],
+                               f"a kl.placement beside it: the preset {preset} has no KL",
+                               "add kl.placement=loss, reward or score")  # fmt: skip
         return merge(PRESETS[preset], data)
 
 
@@ -320,9 +325,15 @@ class Recipe(Section):
         share, longest = self.algorithm.soft_overlong, self.rollout.max_tokens
         if share is None:
             return self.verifiers
-        slope = {"kind": "soft_overlong", "max_tokens": longest, "cache_tokens": round(share * longest)}
+        slope = {"kind": "soft_overlong", "max_tokens": longest, "cache_tokens": max(1, round(share * longest))}
         return {name: {**parts, "soft_overlong": VerifierConfig.model_validate(slope)}
                 for name, parts in self.verifiers.items()}  # fmt: skip
+
+
+TAKEN_NAMES = {  # by metrics `reward/...` and `eval/...`, beside which parts stand
+    "mean", "min", "max", "std_within_group", "std_across_batch", "accuracy", "accuracy_in_form", "reward", "length",
+    "truncated",
+}  # fmt: skip
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -370,6 +381,9 @@ def check_recipe(recipe: Recipe) -> None:
             raise SettingError("algorithm.soft_overlong", algorithm.soft_overlong,
                                f"null when verifiers.{name} has a part of that name",
                                "remove one of them, or the length is penalised twice")  # fmt: skip
+        if taken := TAKEN_NAMES & parts.keys():
+            raise SettingError(f"verifiers.{name}", min(taken), "names of parts that no metric has already",
+                               "rename it, for instance with an underscore before it")  # fmt: skip
         if "truncation" in parts and algorithm.truncated == "penalise":
             raise SettingError("algorithm.truncated", "penalise", f"another name for verifiers.{name}.truncation",
                                "the penalty's own part has that name; rename yours")  # fmt: skip

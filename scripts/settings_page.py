@@ -95,7 +95,8 @@ EFFECTS: dict[str, dict[str, str]] = {
     "verifiers.NAME.PART": {
         "kind": "a built-in verifier, `FILE.py:FUNCTION` or `FILE.py:CLASS`",
         "weight": "factor in the rubric's sum",
-        "timeout_s": "seconds for one call; default: the verifier's own (`math` 1, otherwise 5)",
+        "timeout_s": "seconds for one call; default: the verifier's own (`math`, `regex` 0.5, `json_schema` 2, "
+        "`judge` 60, otherwise 5)",
         "on_error": "a completion that could not be judged: left out of its group and counted, 0, or an error",
     },
     "rollout": {

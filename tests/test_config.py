@@ -148,6 +148,11 @@ def test_a_missing_section_is_named(missing: str) -> None:
             {"model": {"path": "m", "lora": {"targets": ["lm_head"]}}, "algorithm": {"kl": {"estimator": "full"}}},
             "algorithm.kl.estimator: got full, need an output head",
         ),
+        ({"verifiers": {"math": {"reward": {"kind": "exact"}}}}, "verifiers.math: got reward, need names of parts"),
+        (
+            {"algorithm": {"preset": "dapo", "kl": {"coefficient": 0.1}}},
+            "algorithm.kl.coefficient: got 0.1, need a kl.",
+        ),
         ({"curriculum": {"retry_after": 5}}, "curriculum.retry_after: got 5, need 0 without skip_right"),
         ({"algorithm": {"kl": {"ema": 0.9, "refresh_every": 2}}}, "algorithm.kl.ema: got 0.9, need null"),
         ({"algorithm": {"preset": "dapo", "kl": {"ema": 0.9}}}, "algorithm.kl.placement: got none"),

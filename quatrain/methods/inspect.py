@@ -54,6 +54,8 @@ def evaluate_target(
         raise SettingError("--out", str(output.out), "a file name in an existing folder", "choose another name")
     if against is None and against_step is not None:
         against = target
+    if is_report(target):
+        _refuse_questions(asking, step=step, limit=limit, greedy=greedy or None, against_step=against_step)
     recipe = None if is_report(target) else settle(target, asking)
     first = report(target, recipe, asking, step, limit, greedy, console) if recipe else read_report(target, "target")
     if against is None:
@@ -74,6 +76,15 @@ def evaluate_target(
     if not _delivered(found, lambda: {"comparison": found} | {name: with_answers(one.to_json(), one)
                                                               for name, one in both.items()}, output):  # fmt: skip
         show_comparison(found, console)
+
+
+def _refuse_questions(asking: Asking, **given: object) -> None:
+    """A file of results was asked in its own way: options that would ask otherwise are errors, not passed by."""
+    given |= {"task": asking.task, "verifier": asking.verifier, "recipe": asking.recipe, "set": asking.changes or None}
+    for name, value in given.items():
+        if value is not None:
+            raise SettingError(f"--{name.replace('_', '-')}", value, "a run or a model, not a file of results",
+                               "leave it out, or evaluate the run again with it")  # fmt: skip
 
 
 def _delivered(shown: Mapping[str, Any], whole: Callable[[], Mapping[str, Any]], output: Output) -> bool:

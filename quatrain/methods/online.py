@@ -58,7 +58,7 @@ def online_step(run: Run, step: int) -> dict[str, Metric]:
         scores = run.verifiers.score(rollouts)
         clock.lap("score")
         run.stop.check()
-        tried += attempts(prompts, rollouts, scores, run.verifiers)
+        tried += attempts(prompts, rollouts, scores, run.verifiers, run.recipe.algorithm)
         if not missing(tried, wanted):
             break
     warn_of_errors(run, tried)

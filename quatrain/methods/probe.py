@@ -85,8 +85,9 @@ def sample_groups(recipe: Recipe, count: int, console: Console) -> Probed:
         scores = verifiers.score(rollouts)
         scored = time.perf_counter()
         engine.close()
-        return Probed(tried=attempts(prompts, rollouts, scores, verifiers), skipped_long=stream.skipped_long,
-                      sampling_s=sampled - start, scoring_s=scored - sampled)  # fmt: skip
+        tried = attempts(prompts, rollouts, scores, verifiers, recipe.algorithm)
+        return Probed(tried=tried, skipped_long=stream.skipped_long, sampling_s=sampled - start,
+                      scoring_s=scored - sampled)  # fmt: skip
 
 
 def findings(recipe: Recipe, probed: Probed) -> dict[str, Any]:

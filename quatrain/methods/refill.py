@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from quatrain.config import AlgorithmConfig
 from quatrain.ops.advantages import is_uniform
 from quatrain.rewards.rubric import Verifiers
 from quatrain.telemetry.metrics import Mean, Metric, Sum
@@ -22,7 +23,11 @@ class Attempt:
 
 
 def attempts(
-    prompts: Sequence[Prompt], rollouts: Sequence[Rollout], scores: Sequence[Score], verifiers: Verifiers
+    prompts: Sequence[Prompt],
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+    verifiers: Verifiers,
+    config: AlgorithmConfig,
 ) -> list[Attempt]:
     """An attempt per prompt; `rollouts` are sorted by group, and the groups follow `prompts`.
 
@@ -31,12 +36,14 @@ def attempts(
     penalty can cancel what correctness pays.
     """
     size = len(rollouts) // len(prompts)
+    cut_costs = config.truncation_penalty if config.truncated == "penalise" else 0.0
     result = []
     for number, prompt in enumerate(prompts):
         own = slice(number * size, (number + 1) * size)
         judged = [pair for pair in zip(rollouts[own], scores[own], strict=True) if pair[1].usable]
         correctness = np.array([verifiers.rubric_of(rollout).correctness(score) for rollout, score in judged])
-        informative = not is_uniform(correctness) and not is_uniform(np.array([score.value for _, score in judged]))
+        values = np.array([score.value - cut_costs * (one.stop_reason == "length") for one, score in judged])
+        informative = not is_uniform(correctness) and not is_uniform(values)
         result.append(Attempt(prompt=prompt, rollouts=tuple(rollouts[own]), scores=tuple(scores[own]),
                               informative=informative))  # fmt: skip
     return result

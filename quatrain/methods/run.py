@@ -31,6 +31,7 @@ from quatrain.methods.run_folder import (
 )
 from quatrain.models.forward import check_forward
 from quatrain.models.load import LanguageModel, load_language_model
+from quatrain.rewards.audit import quick_audit
 from quatrain.rewards.rubric import Verifiers, build_verifiers
 from quatrain.rollout import ENGINES, RolloutEngine
 from quatrain.telemetry import TRACKERS, Tracker
@@ -169,7 +170,7 @@ def _load(recipe: Recipe, console: Console, stack: contextlib.ExitStack) -> Run:
     torch.manual_seed(recipe.seed)  # adapters start from random numbers
     policy = load_language_model(recipe.model)
     check_forward(policy)
-    prompts, held_out = _load_prompts(recipe, policy)
+    prompts, held_out, first = _load_prompts(recipe, policy)
     algorithm = ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm, recipe.rollout.max_tokens)
     engine = open_engine(recipe, policy)
     stack.callback(engine.close)
@@ -181,28 +182,30 @@ def _load(recipe: Recipe, console: Console, stack: contextlib.ExitStack) -> Run:
     settle_model(folder, recipe.model)
     save_recipe(folder, recipe)
     _resume(run, notes)
+    for line in quick_audit(verifiers, first[:2]) if run.step == 0 else []:
+        console.warn(line)
     for name in [*(["tensorboard"] if recipe.log.tensorboard else []), *recipe.log.trackers]:
         run.trackers.append(TRACKERS.get(name, "log.trackers")(folder, run.step + 1))
         stack.callback(run.trackers[-1].close)
     return run
 
 
-def _load_prompts(recipe: Recipe, policy: LanguageModel) -> tuple[PromptStream, list[Prompt]]:
-    """The prompts of training and the held-out ones, which have none in common."""
+def _load_prompts(recipe: Recipe, policy: LanguageModel) -> tuple[PromptStream, list[Prompt], list[Prompt]]:
+    """The prompts of training, the held-out ones, which have none in common with them, and those of the first step."""
     room = prompt_room(recipe, policy)
     held_out_rows = list(chain.from_iterable(load_sources(recipe.held_out, "held_out")))
     prompts = PromptStream(recipe.prompts, policy.tokenizer, recipe.seed, room, recipe.rollout.long_prompts,
                            verifiers=recipe.verifiers,
                            exclude=to_exclude(held_out_rows, recipe.overlap),
                            history=PromptHistory(recipe.curriculum))  # fmt: skip
-    held_out = held_out_prompts(recipe.held_out, policy.tokenizer, room, recipe.rollout.long_prompts,
-                                verifiers=recipe.verifiers)  # fmt: skip
+    held_out = held_out_prompts(recipe.held_out, policy.tokenizer, prompt_room(recipe, policy, held_out=True),
+                                recipe.rollout.long_prompts, verifiers=recipe.verifiers)  # fmt: skip
     check_disjoint(prompts.rows(), held_out_rows)
     start, seen = prompts.state_dict(), prompts.history.state_dict()
-    prompts.take(recipe.train.prompts_per_step)  # raises when no prompt leaves room for an answer
+    first = prompts.take(recipe.train.prompts_per_step)  # raises when no prompt leaves room for an answer
     prompts.load_state_dict(start)
     prompts.history.load_state_dict(seen)  # which forgets what this trial took
-    return prompts, held_out
+    return prompts, held_out, first
 
 
 def _resume(run: Run, notes: list[str]) -> None:
@@ -279,20 +282,19 @@ def open_engine(recipe: Recipe, policy: LanguageModel) -> RolloutEngine:
     return engine
 
 
-def prompt_room(recipe: Recipe, policy: LanguageModel) -> int:
-    """Most tokens that a prompt may have, so that a whole answer fits behind it."""
+def prompt_room(recipe: Recipe, policy: LanguageModel, held_out: bool = False) -> int:
+    """Most tokens that a prompt may have, so that a whole answer of training (or of evaluation) fits behind it."""
     limit = recipe.rollout.max_context or policy.max_positions
     if limit > policy.max_positions:
         raise SettingError("rollout.max_context", limit, f"at most the model's {policy.max_positions} positions",
                            "lower it")  # fmt: skip
-    answers = {"rollout.max_tokens": recipe.rollout.max_tokens}
-    if recipe.held_out and recipe.evaluation.max_tokens:
-        answers["evaluation.max_tokens"] = recipe.evaluation.max_tokens
-    setting = max(answers, key=lambda name: answers[name])
-    if answers[setting] >= limit:
-        raise SettingError(setting, answers[setting], f"fewer than the {limit} tokens of a prompt and its answer",
+    setting, longest = "rollout.max_tokens", recipe.rollout.max_tokens
+    if held_out and recipe.evaluation.max_tokens:
+        setting, longest = "evaluation.max_tokens", recipe.evaluation.max_tokens
+    if longest >= limit:
+        raise SettingError(setting, longest, f"fewer than the {limit} tokens of a prompt and its answer",
                            "lower it, or raise rollout.max_context if that is set")  # fmt: skip
-    return limit - answers[setting]
+    return limit - longest
 
 
 def eval_sampling(recipe: Recipe) -> SamplingConfig:

@@ -127,8 +127,9 @@ def ask(subject: Subject, modes: Modes, console: Console, limit: int | None = No
     recipe = subject.recipe
     with contextlib.ExitStack() as stack:
         verifiers = stack.enter_context(build_verifiers(recipe.rubrics))
-        prompts = held_out_prompts(recipe.held_out, subject.lm.tokenizer, prompt_room(recipe, subject.lm),
-                                   recipe.rollout.long_prompts, verifiers=recipe.verifiers)[:limit]  # fmt: skip
+        room = prompt_room(recipe, subject.lm, held_out=True)
+        prompts = held_out_prompts(recipe.held_out, subject.lm.tokenizer, room, recipe.rollout.long_prompts,
+                                   verifiers=recipe.verifiers)[:limit]  # fmt: skip
         engine = stack.enter_context(contextlib.closing(open_engine(recipe, subject.lm)))
         stack.enter_context(console)
         return {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from quatrain.errors import QuatrainError, SettingError
 from quatrain.rewards.attacks import FORMS, Attack, Case, code_cases, correctness_attacks, format_attacks
-from quatrain.rewards.calling import Signature
+from quatrain.rewards.calling import Signature, to_end
 from quatrain.rewards.rubric import Verifiers
 from quatrain.rewards.verifier import Example, Kind, Verifier, text_rollout
 from quatrain.types import Prompt, Rollout, Score
@@ -242,7 +242,7 @@ def quick_audit(verifiers: Verifiers, prompts: Sequence[Prompt] = ()) -> list[st
     Attacks are made from the first of `prompts` that go to a rubric (two rows suffice). A part that cannot be attacked
     in that time, or without rows, is passed over. Example: `for line in quick_audit(verifiers, prompts): warn(line)`
     """
-    return asyncio.run(_quick(verifiers, prompts))
+    return to_end(_quick(verifiers, prompts))
 
 
 async def _quick(verifiers: Verifiers, prompts: Sequence[Prompt]) -> list[str]:

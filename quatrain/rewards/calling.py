@@ -4,13 +4,16 @@ import asyncio
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from quatrain.errors import SettingError
 from quatrain.rewards.verifier import missing_column, scored_text
 from quatrain.types import Rollout, Score
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,16 @@ async def call_async(function: Callable[..., Any], given: Mapping[str, Any], tim
             return as_answer(await function(**given))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around a verifier's call
         return timed_out(timeout_s) if limit.expired() else raised(error)
+
+
+def to_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of a coroutine, also for a caller inside a running event loop (a notebook's)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 async def _awaited(result: Awaitable[Any]) -> Any:

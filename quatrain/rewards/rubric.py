@@ -3,13 +3,13 @@
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 
 from quatrain.config import VerifierConfig
 from quatrain.errors import VerifierError
 from quatrain.rewards.build import build_verifier
+from quatrain.rewards.calling import to_end
 from quatrain.rewards.verifier import Kind, Verifier, label
 from quatrain.types import Rollout, Score
 
@@ -107,12 +107,7 @@ class Verifiers:
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score per rollout, in order; runs an event loop until all are there (also from a notebook's)."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(self.score_async(rollouts))
-        with ThreadPoolExecutor(1) as thread:
-            return thread.submit(asyncio.run, self.score_async(rollouts)).result()
+        return to_end(self.score_async(rollouts))
 
     async def score_async(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """`score` for a caller that has an event loop."""

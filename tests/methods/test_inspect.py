@@ -216,3 +216,22 @@ def test_an_answer_that_could_not_be_judged_is_counted(folder: Path, capfd: pyte
     found = found_by(capfd, folder / "run", "evaluation.samples=32", step="0", limit=4)["sampled"]["measures"]
     assert 0 < found["verifier_errors"]["value"] < 1, "some answers begin with a digit"
     assert found["mean@32"]["value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("asking", "options", "named"),
+    [
+        (Asking(), {"step": 2}, "--step: got 2"),
+        (Asking(), {"limit": 1}, "--limit: got 1"),
+        (Asking(changes=["evaluation.samples=2"]), {}, "--set: got"),
+        (Asking(task="gsm8k"), {}, "--task: got gsm8k"),
+        (Asking(), {"greedy": True}, "--greedy: got True"),
+    ],
+)
+def test_a_file_of_results_is_not_asked_anew(
+    tmp_path: Path, asking: Asking, options: dict[str, Any], named: str
+) -> None:
+    (tmp_path / "saved.json").write_text("{}")
+    with pytest.raises(SettingError) as caught:
+        evaluate_target(str(tmp_path / "saved.json"), asking, **options)
+    assert str(caught.value).startswith(named) and "not a file of results" in str(caught.value)

@@ -1,11 +1,13 @@
 """Dynamic sampling: what counts as informative, which groups stay, and a whole run that refills."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quatrain.config import AlgorithmConfig
 from quatrain.methods.online import train
 from quatrain.methods.refill import Attempt, attempts, chosen, missing, refill_metrics
 from quatrain.rewards.rubric import Part, Rubric, Verifiers
@@ -34,7 +36,7 @@ def verifiers(**measures: Any) -> Verifiers:
 
 def informative(scores: list[Score], **measures: Any) -> bool:
     one = [prompt(0)]
-    return attempts(one, rollouts(one, len(scores)), scores, verifiers(**measures))[0].informative
+    return attempts(one, rollouts(one, len(scores)), scores, verifiers(**measures), AlgorithmConfig())[0].informative
 
 
 def said(**parts: float) -> Score:
@@ -59,6 +61,16 @@ def test_a_length_penalty_beside_a_users_function_does_not_make_a_group_informat
 def test_a_penalty_that_cancels_what_correctness_pays_leaves_nothing_to_learn() -> None:
     kinds = {"correct": "correctness", "length": "shaping"}
     assert not informative([said(correct=1, length=-1), said(correct=0, length=0)], **kinds)
+
+
+def test_a_truncation_penalty_counts_too() -> None:
+    pair = [
+        replace(one, stop_reason=reason) for one, reason in zip(rollouts([prompt(0)]), ["length", "eos"], strict=True)
+    ]
+    scores = [said(correct=1), said(correct=0)]
+    for truncated, expected in (("as_scored", True), ("penalise", False)):  # 1 - 1 = 0
+        config = AlgorithmConfig.model_validate({"truncated": truncated})
+        assert attempts([prompt(0)], pair, scores, verifiers(correct="correctness"), config)[0].informative is expected
 
 
 def test_what_was_not_judged_does_not_make_a_group_informative() -> None:
