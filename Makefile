@@ -1,6 +1,7 @@
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-full lint types tests format docs
 
@@ -22,10 +23,10 @@ types: setup
 	@$(BIN)/mypy
 
 tests: setup
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q $(PARALLEL)
 
 test-full: setup lint types    ## the gate and the long tier
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m 'full or not full'
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -m 'full or not full' $(PARALLEL)
 
 format: setup    ## repair layout and imports
 	@$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .

@@ -330,12 +330,6 @@ class Recipe(Section):
                 for name, parts in self.verifiers.items()}  # fmt: skip
 
 
-TAKEN_NAMES = {  # by metrics `reward/...` and `eval/...`, beside which parts stand
-    "mean", "min", "max", "std_within_group", "std_across_batch", "accuracy", "accuracy_in_form", "reward", "length",
-    "truncated",
-}  # fmt: skip
-
-
 def check_recipe(recipe: Recipe) -> None:
     """Conditions between settings; raises SettingError."""
     train, rollout, algorithm = recipe.train, recipe.rollout, recipe.algorithm
@@ -381,9 +375,6 @@ def check_recipe(recipe: Recipe) -> None:
             raise SettingError("algorithm.soft_overlong", algorithm.soft_overlong,
                                f"null when verifiers.{name} has a part of that name",
                                "remove one of them, or the length is penalised twice")  # fmt: skip
-        if taken := TAKEN_NAMES & parts.keys():
-            raise SettingError(f"verifiers.{name}", min(taken), "names of parts that no metric has already",
-                               "rename it, for instance with an underscore before it")  # fmt: skip
         if "truncation" in parts and algorithm.truncated == "penalise":
             raise SettingError("algorithm.truncated", "penalise", f"another name for verifiers.{name}.truncation",
                                "the penalty's own part has that name; rename yours")  # fmt: skip

@@ -148,7 +148,6 @@ def test_a_missing_section_is_named(missing: str) -> None:
             {"model": {"path": "m", "lora": {"targets": ["lm_head"]}}, "algorithm": {"kl": {"estimator": "full"}}},
             "algorithm.kl.estimator: got full, need an output head",
         ),
-        ({"verifiers": {"math": {"reward": {"kind": "exact"}}}}, "verifiers.math: got reward, need names of parts"),
         (
             {"algorithm": {"preset": "dapo", "kl": {"coefficient": 0.1}}},
             "algorithm.kl.coefficient: got 0.1, need a kl.",

@@ -9,6 +9,7 @@ from torch import Tensor
 from quatrain.algorithms import Group
 from quatrain.algorithms.credit import Credit, Verdict
 from quatrain.ops.advantages import spread
+from quatrain.telemetry.catalogue import part_name
 from quatrain.telemetry.metrics import Max, Mean, Metric, Min, Sum
 
 DOCUMENTED: dict[str, str] = {
@@ -104,7 +105,7 @@ def _rewards(groups: Sequence[Group], verdicts: Sequence[Verdict]) -> dict[str, 
         metrics["reward/min"], metrics["reward/max"] = Min(float(scores.min())), Max(float(scores.max()))
     for name in sorted({name for verdict in verdicts for name in verdict.parts}):
         values = np.concatenate([verdict.parts[name] for verdict in verdicts if name in verdict.parts])
-        metrics[f"reward/{name}"] = mean(values[~np.isnan(values)])
+        metrics[f"reward/{part_name(name)}"] = mean(values[~np.isnan(values)])
     sources = sorted({group.prompt.source for group in groups})
     for source in sources if len(sources) > 1 else ():
         own = [v.scores[v.usable] for g, v in zip(groups, verdicts, strict=True) if g.prompt.source == source]

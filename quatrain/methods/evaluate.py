@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from quatrain.config import SamplingConfig
 from quatrain.rewards.rubric import Verifiers
 from quatrain.rollout import Request, RolloutEngine
+from quatrain.telemetry.catalogue import part_name
 from quatrain.telemetry.files import replace_text
 from quatrain.telemetry.metrics import Last, Metric
 from quatrain.types import Prompt, Rollout, Score
@@ -71,7 +72,10 @@ class Evaluation:
     def metrics(self) -> dict[str, Metric]:
         """`eval/...` metrics."""
         return {
-            **{f"eval/{name.removeprefix('part ')}": Last(mean(self.per_prompt(name))) for name in self.parts()},
+            **{
+                f"eval/{part_name(name.removeprefix('part '))}": Last(mean(self.per_prompt(name)))
+                for name in self.parts()
+            },
             "eval/accuracy": Last(mean(self.per_prompt("correct"))),
             "eval/accuracy_in_form": Last(mean(self.per_prompt("in_form"))),
             "eval/reward": Last(mean(self.per_prompt("reward"))),

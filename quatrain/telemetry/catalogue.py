@@ -94,6 +94,15 @@ CATALOGUE: dict[str, MetricInfo] = {
 }
 
 
+TAKEN = frozenset({"mean", "min", "max", "std_within_group", "std_across_batch",
+                   "accuracy", "accuracy_in_form", "reward", "length", "truncated"})  # fmt: skip
+
+
+def part_name(part: str) -> str:
+    """How a part of a rubric is called in `reward/...` and `eval/...`: a name that has a meaning there gets `_part`."""
+    return f"{part}_part" if part in TAKEN else part
+
+
 def describe(name: str, documented: Mapping[str, str] | None = None) -> MetricInfo | None:
     """Meaning of `name`: the exact entry, then `documented`, then the entry whose pattern fits; None when unknown.
 

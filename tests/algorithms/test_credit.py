@@ -319,3 +319,10 @@ def test_the_truncation_penalty_is_a_part_of_its_own_when_parts_are_normalised()
 def test_right_and_wrong_groups_by_what_the_rubric_says(rights, kind):
     _, statistics = advantages([scored_group([Score(value=0.7, right=right) for right in rights])])
     assert statistics[f"groups/{kind}"].value == 1
+
+
+def test_a_part_with_the_name_of_another_metric_is_shown_beside_it():
+    scores = [Score(value=v, parts={"mean": 7.0, "reward": 2.0}) for v in (0.0, 1.0)]
+    _, statistics = advantages([scored_group(scores)])
+    shown = {name: statistics[f"reward/{name}"].value for name in ("mean", "mean_part", "reward_part")}
+    assert shown == {"mean": 0.5, "mean_part": 7.0, "reward_part": 2.0}

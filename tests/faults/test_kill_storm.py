@@ -3,6 +3,7 @@
 `pytest -m full -s tests/faults/test_kill_storm.py` prints a line per kill; `QUATRAIN_KILLS` changes how many.
 """
 
+import faulthandler
 import json
 import math
 import os
@@ -246,6 +247,7 @@ def finish(one: Unbroken, say: Callable[[str], None]) -> None:
 def test_a_storm_of_kills(number: int, tmp_path: Path) -> None:
     """50 kills over the four recipes: 13, 13, 12 and 12."""
     name = list(RECIPES)[number]
+    faulthandler.cancel_dump_traceback_later()  # long by design, and a dump of running threads can crash
     one = unbroken(name, tmp_path)
     share = KILLS // len(RECIPES) + (number < KILLS % len(RECIPES))
     storm(one, share, random.Random(f"storm {name}"), lambda line: print(line, flush=True))
