@@ -78,9 +78,9 @@ class Tally:
 
 
 def digest(folder: Path) -> str:
-    """All files below a folder with their contents."""
+    """All files below a folder with their contents, but for what the interpreter compiled beside a verifier's file."""
     found = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts):
         found.update(str(path).encode())
         found.update(path.read_bytes() if path.is_file() else b"folder")
     return found.hexdigest()
