@@ -345,8 +345,9 @@ def check_recipe(recipe: Recipe) -> None:
     if algorithm.kl.ema is not None and recipe.model.lora is not None:
         raise SettingError("algorithm.kl.ema", algorithm.kl.ema, "null with model.lora",
                            "means of A and of B are not the mean of B A; use algorithm.kl.refresh_every")  # fmt: skip
-    lora = recipe.model.lora
-    if lora is not None and algorithm.kl.estimator == "full" and {"lm_head", "embed_out"} & set(lora.targets):
+    targets = recipe.model.lora.targets if recipe.model.lora else []
+    heads = {"lm_head", "embed_out"} & {*([targets] if isinstance(targets, str) else targets)}
+    if heads and algorithm.kl.active and algorithm.kl.estimator == "full":
         raise SettingError("algorithm.kl.estimator", "full", "an output head without an adapter",
                            "leave the head out of model.lora.targets, or use k3")  # fmt: skip
     curriculum = recipe.curriculum

@@ -144,9 +144,12 @@ def test_a_missing_section_is_named(missing: str) -> None:
         ({"prompts": [{"source": "a", "verifier": "maths"}]}, "prompts[0].verifier: got maths"),
         ({"held_out": [{"source": "a", "verifier": "maths"}]}, "held_out[0].verifier: got maths"),
         ({"verifiers": {"code": {"correct": {"kind": "exact"}}}}, "prompts[0].verifier: got None"),
-        (
-            {"model": {"path": "m", "lora": {"targets": ["lm_head"]}}, "algorithm": {"kl": {"estimator": "full"}}},
-            "algorithm.kl.estimator: got full, need an output head",
+        *(
+            (
+                {"model": {"path": "m", "lora": {"targets": targets}}, "algorithm": {"kl": {"estimator": "full"}}},
+                "algorithm.kl.estimator: got full, need an output head",
+            )
+            for targets in (["q_proj", "lm_head"], "lm_head")
         ),
         (
             {"algorithm": {"preset": "dapo", "kl": {"coefficient": 0.1}}},
