@@ -22,7 +22,6 @@ from quatrain.rewards import (  # noqa: F401 - they register
     shaping,
 )
 from quatrain.rewards.build import build_verifier
-from quatrain.rewards.function import wrap_function
 from quatrain.rewards.rubric import Part, Rubric, Verifiers, build_verifiers
 from quatrain.rewards.verifier import VERIFIERS, Example, Limits, Verifier, text_rollout
 
@@ -37,5 +36,4 @@ __all__ = [
     "build_verifier",
     "build_verifiers",
     "text_rollout",
-    "wrap_function",
 ]

@@ -13,10 +13,11 @@ import pytest
 from quatrain.cli.audit import audit_verifier
 from quatrain.config import VerifierConfig
 from quatrain.errors import SettingError
-from quatrain.rewards import VERIFIERS, build_verifier, build_verifiers, wrap_function
+from quatrain.rewards import VERIFIERS, build_verifier, build_verifiers
 from quatrain.rewards.attacks import Case, correctness_attacks, format_attacks
 from quatrain.rewards.audit import Report, audit, purpose_of, quick_audit
 from quatrain.types import Prompt
+from tests.rewards.in_process import wrap_function
 
 HOLES = """
 import re

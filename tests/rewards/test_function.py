@@ -15,7 +15,7 @@ import pytest
 
 from quatrain.config import VerifierConfig
 from quatrain.errors import SettingError, VerifierError
-from quatrain.rewards import Verifier, build_verifier, text_rollout, wrap_function
+from quatrain.rewards import Verifier, build_verifier, text_rollout
 from quatrain.rewards.guard import Guarded
 from quatrain.rewards.verifier import OnError
 from quatrain.types import Prompt, Rollout, Score
@@ -267,37 +267,6 @@ def test_close_ends_the_workers_also_in_the_middle_of_a_call(file: Path) -> None
     asyncio.run(closed_early())
     assert pids
     assert not any(alive(pid) for pid in pids)
-
-
-def test_a_function_object_runs_in_threads() -> None:
-    def reward(completion: str, answer: int) -> float:
-        if completion == "hang":
-            time.sleep(3 * answer)
-        return 1 / int(completion) if completion.isdigit() else float("inf")
-
-    verifier = wrap_function(reward, timeout_s=0.5)
-    rollouts = [text_rollout(text, {"answer": 1}) for text in ("1", "hang", "0", "x", "4")]
-    started = time.monotonic()
-    scores = asyncio.run(verifier.score(rollouts))
-    assert time.monotonic() - started < 2
-    assert [one.status for one in scores] == ["ok", "error", "error", "error", "ok"]
-    assert [one.error for one in scores[1:4]] == [
-        "timeout after 0.5 s", "ZeroDivisionError: division by zero", "returned inf, need a finite number",
-    ]  # fmt: skip
-    with pytest.raises(VerifierError, match="reward: prompt 0, completion 0 has no column 'answer'; its columns: none"):
-        asyncio.run(verifier.score([text_rollout("1")]))
-    with pytest.raises(VerifierError, match="ZeroDivisionError"):
-        asyncio.run(wrap_function(reward, on_error="stop").score(rollouts[2:3]))
-
-
-def test_a_coroutine_function_object_is_awaited() -> None:
-    async def reward(completion: str) -> float:
-        await asyncio.sleep(0.3)
-        return len(completion)
-
-    started = time.monotonic()
-    assert [one.value for one in score(wrap_function(reward), "a", "bb", "ccc")] == [1, 2, 3]
-    assert time.monotonic() - started < 0.8
 
 
 def test_an_unexpected_fault_ends_the_call_not_the_pool(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from quatrain.config import VerifierConfig
 from quatrain.errors import SettingError, VerifierError
-from quatrain.rewards import Part, Rubric, Verifiers, build_verifiers, text_rollout, wrap_function
+from quatrain.rewards import Part, Rubric, Verifiers, build_verifiers, text_rollout
 from quatrain.rewards.guard import Guarded
 from quatrain.rewards.verifier import Limits
 from quatrain.types import Prompt, Rollout, Score
+from tests.rewards.in_process import wrap_function
 
 
 def part(function: Callable[..., Any], weight: float = 1.0) -> Part:
