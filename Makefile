@@ -31,6 +31,7 @@ test-full: setup lint types    ## the gate and the long tier
 format: setup    ## repair layout and imports
 	@$(BIN)/ruff check --fix-only . && $(BIN)/ruff format .
 
-docs: setup      ## write the generated page docs/metrics.md anew
-	@$(BIN)/python -m quatrain.telemetry.catalogue quatrain.algorithms.grpo > docs/metrics.md
+docs: setup      ## write the generated pages docs/metrics.md and docs/recipes.md anew
+	@$(BIN)/python -m quatrain.telemetry.catalogue \
+		$(addprefix quatrain.algorithms.,grpo ppo sft preference reward_model) > docs/metrics.md
 	@$(BIN)/python scripts/settings_page.py > docs/recipes.md

@@ -6,6 +6,7 @@ Prints one JSON object. Times are wall clock, so run it on a machine that does n
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -33,23 +34,29 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
             "p95_ms": round(ordered[int(0.95 * len(ordered))] * 1e3, 2)}  # fmt: skip
 
 
-def suites(columns: dict[str, object], count: int, workers: int) -> dict[str, float]:
+def suites(columns: dict[str, object], count: int, workers: int, **settings: str) -> dict[str, float]:
     """Suites of eight tests through `code`: one after the other (latency), then all at once (throughput)."""
-    verifier = build_verifier(VerifierConfig.model_validate({"kind": "code", "workers": workers, "timeout_s": 30.0}))
+    verifier = build_verifier(
+        VerifierConfig.model_validate({"kind": "code", "workers": workers, "timeout_s": 30.0, **settings})
+    )
     rollout: Rollout = text_rollout(PROGRAM, columns)
-    try:
-        asyncio.run(verifier.score([rollout] * 4 * workers))
+
+    async def measure() -> dict[str, float]:
+        await verifier.score([rollout] * 4 * workers)
         taken = []
         for _ in range(count):
             started = time.perf_counter()
-            (score,) = asyncio.run(verifier.score([rollout]))
+            (score,) = await verifier.score([rollout])
             taken.append(time.perf_counter() - started)
             assert score.value == 1.0, score
         started = time.perf_counter()
-        scores = asyncio.run(verifier.score([rollout] * count))
+        scores = await verifier.score([rollout] * count)
         elapsed = time.perf_counter() - started
         assert all(score.value == 1.0 for score in scores)
         return {**percentiles(taken), "suites_per_s": round(count / elapsed, 1)}
+
+    try:
+        return asyncio.run(measure())  # in one event loop, as a trainer does
     finally:
         verifier.close()
 
@@ -71,7 +78,12 @@ def deadlines(count: int, limit_s: float = 0.5) -> dict[str, float]:
 
 
 def longest_block(count: int) -> float:
-    """The longest that the event loop was away while suites were scored, in milliseconds."""
+    """The longest that the event loop was away while suites were scored, in milliseconds.
+
+    Without the pauses of Python's own collector over what the modules hold, which come in any program.
+    """
+    gc.collect()
+    gc.freeze()
     verifier = build_verifier(VerifierConfig(kind="code", timeout_s=30.0))
 
     async def watch() -> float:
@@ -166,8 +178,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--suites", type=int, default=400, help="suites per figure")
     parser.add_argument("--executions", type=int, default=0, help="jobs after which leftovers are counted")
+    parser.add_argument("--runtime", help="only the suites, in containers of this OCI runtime")
     chosen = parser.parse_args()
     few = max(3, chosen.suites // 40)
+    if chosen.runtime:
+        container = {"isolation": "oci", "runtime": chosen.runtime}
+        figures = suites(CALLS, chosen.suites, 1, **container)
+        report = {"load": os.getloadavg(), "bare_python": bare_python(few * 4), "calls, one worker": figures}
+        json.dump(report, sys.stdout, indent=1)
+        print()
+        return
     report = {
         "machine": {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
                     "user": os.geteuid(), "load": os.getloadavg()},

@@ -57,14 +57,16 @@ class TrainBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """What the policy says about the N trained tokens of a batch (nats, at the sampling temperature).
+    """What a model says about the N trained tokens of a batch (nats, at the sampling temperature).
 
-    `entropy_N` is always there (without gradient unless needed); `full_kl_N` only when needed.
+    Of a policy `entropy_N` is always there (without gradient unless needed), `full_kl_N` and the value head's
+    `values_NK` only when needed. A model with scalar heads gives `values_NK` alone, and the others are empty.
     """
 
     logprobs_N: Tensor
     entropy_N: Tensor
     full_kl_N: Tensor | None = None
+    values_NK: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -157,7 +159,7 @@ Unit = list[tuple[int, Sample]]
 
 
 def _units(samples: Sequence[Sample], builder: Builder) -> list[Unit]:
-    """What must stay together: a sample, or for `shared` the samples of a group that have one prompt."""
+    """What is laid out together: a sample, or for `shared` the samples of a group that have one prompt."""
     if builder != "shared":
         return [[(index, sample)] for index, sample in enumerate(samples)]
     units: dict[tuple[int, bytes], Unit] = {}
@@ -193,19 +195,25 @@ def _pack(units: Sequence[Unit], builder: Builder, row_tokens: int | None) -> li
     return rows
 
 
-def split_by_tokens(samples: Sequence[Sample], budget: int, builder: Builder) -> list[list[Sample]]:
-    """Micro-batches of at most `budget` positions (padding counted); a larger unit gets a micro-batch of its own.
+def split_by_tokens(
+    samples: Sequence[Sample], budget: int, builder: Builder, whole_groups: bool = False
+) -> list[list[Sample]]:
+    """Micro-batches of at most `budget` positions (padding counted); a larger block gets a micro-batch of its own.
 
-    Units are sorted by length, so that padded rows waste little; the result does not depend on arrival order.
+    A block is a unit of the layout, or with `whole_groups` all units of a group (a pair is never split). Blocks are
+    sorted by length, so that padded rows waste little; the result does not depend on arrival order.
     """
-    units = sorted(_units(samples, builder), key=lambda unit: (unit_tokens(unit), unit[0][0]))
+    blocks: dict[int, list[Unit]] = {}
+    for number, unit in enumerate(_units(samples, builder)):
+        blocks.setdefault(unit[0][1].group if whole_groups else number, []).append(unit)
+    ordered = sorted(blocks.values(), key=lambda block: (max(map(unit_tokens, block)), block[0][0][0]))
     batches: list[list[Unit]] = []
     longest, width = 0, 0
-    for unit in units:
-        longest = max(longest, unit_tokens(unit))
-        width += 1
+    for block in ordered:
+        longest = max(longest, *map(unit_tokens, block))
+        width += len(block)
         if not batches or longest * width > budget:
             batches.append([])
-            longest, width = unit_tokens(unit), 1
-        batches[-1].append(unit)
+            longest, width = max(map(unit_tokens, block)), len(block)
+        batches[-1] += block
     return [[sample for unit in batch for _, sample in unit] for batch in batches]

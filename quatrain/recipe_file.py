@@ -5,18 +5,19 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from quatrain.config import Recipe
+from quatrain.config import AnyRecipe, LabelRecipe, OfflineRecipe, Recipe, is_offline
 from quatrain.errors import SettingError, nearest
 
+M = TypeVar("M", bound=BaseModel)
 MOST_VALUES = 100_000  # that a recipe may hold
 
 
-def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> AnyRecipe:
     """Read a YAML recipe, apply `key.sub=value` overrides, expand `${NAME}` / `${NAME:-default}`, validate.
 
     Raises SettingError with one line for a missing file, bad YAML, an unknown key (nearest known key named),
@@ -26,6 +27,21 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         apply_override(data, override)
     return validate_recipe(data)
+
+
+def schema_of(path: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """JSON Schema of both kinds of recipe, or of the kind that the file at `path` is."""
+    if path is None:
+        return TypeAdapter(AnyRecipe).json_schema()
+    return type(load_recipe(Path(path))).model_json_schema()
+
+
+def online(recipe: AnyRecipe) -> Recipe:
+    """`recipe`, where only one with prompts and verifiers will do. Raises SettingError for an offline one."""
+    if isinstance(recipe, OfflineRecipe):
+        raise SettingError("method", recipe.method, "an online recipe, with prompts and verifiers, for this command",
+                           "give one (--recipe, or --task and --verifier)")  # fmt: skip
+    return recipe
 
 
 def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -93,14 +109,29 @@ def _size(value: Any, known: dict[int, int]) -> int:
     return known[id(value)]
 
 
-def validate_recipe(data: Mapping[str, Any]) -> Recipe:
-    """A Recipe from plain data; every pydantic complaint becomes one SettingError line."""
+def validate_recipe(data: Mapping[str, Any]) -> AnyRecipe:
+    """A recipe from plain data, offline where its method or algorithm is; a complaint becomes one SettingError line."""
+    if is_offline(data):
+        return validated({**data, "method": "offline"}, OfflineRecipe)
+    return validated(data, Recipe)
+
+
+def load_label_recipe(path: str | Path, overrides: Sequence[str] = ()) -> LabelRecipe:
+    """A recipe of `quatrain label`, read as `load_recipe` reads the others."""
+    data = read_settings(path)
+    for override in overrides:
+        apply_override(data, override)
+    return validated({"method": "label", **data}, LabelRecipe)
+
+
+def validated(data: Mapping[str, Any], model: type[M]) -> M:
+    """A section from plain data."""
     try:
-        return Recipe.model_validate(expand(data))
+        return model.model_validate(expand(data))
     except RecursionError:
         raise SettingError("recipe", "settings that contain themselves", "finite settings") from None
     except ValidationError as error:
-        raise as_setting_error(error, Recipe) from None
+        raise as_setting_error(error, model) from None
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:

@@ -41,6 +41,7 @@ class Prompt:
     source: str = "prompts"
     verifier: str = ""
     prefill: str = ""  # text the template already opened for the model (e.g. "<think>\n"); part of what is scored
+    messages: tuple[Mapping[str, Any], ...] = ()  # what was asked, for a model with another template to read
 
     def __post_init__(self) -> None:
         if not self.token_ids:

@@ -1,4 +1,4 @@
-"""Prints docs/recipes.md: every setting of a recipe, read from the models in quatrain/config.py.
+"""Prints docs/recipes.md: every setting of a recipe, read from the models in quatrain/config/.
 
     python scripts/settings_page.py > docs/recipes.md
 
@@ -7,7 +7,7 @@ the others. A setting with neither, and an effect without a setting, is an error
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -16,15 +16,27 @@ from pydantic.fields import FieldInfo
 from quatrain.config import (
     AlgorithmConfig,
     CheckpointConfig,
+    CriticConfig,
     CurriculumConfig,
+    DataConfig,
     EvalConfig,
     KLConfig,
+    LengthConfig,
     LogConfig,
     LoraConfig,
     MismatchConfig,
     ModelConfig,
+    OfflineEvalConfig,
+    OfflineRecipe,
+    OfflineTrainConfig,
+    PreferenceConfig,
+    PretrainingConfig,
     Recipe,
+    ReferenceConfig,
+    RewardConfig,
+    RewardModelConfig,
     RolloutConfig,
+    SFTConfig,
     SourceConfig,
     TrainConfig,
     VerifierConfig,
@@ -34,17 +46,32 @@ SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("", Recipe, "At the top of the file."),
     ("model", ModelConfig, "`model: NAME` alone is short for `model: {path: NAME}`."),
     ("model.lora", LoraConfig, "Without this section all weights are trained."),
+    ("model.reference", ReferenceConfig, ""),
     ("prompts[]", SourceConfig, "A list; `held_out` is a list of the same. More in [prompts](prompts.md)."),
     ("verifiers.NAME.PART", VerifierConfig, "Named rubrics of named parts. More in [verifiers](verifiers.md)."),
     ("rollout", RolloutConfig, ""),
     ("algorithm", AlgorithmConfig, "Defaults are those of the preset `grpo`. More in [algorithms](algorithms.md)."),
     ("algorithm.kl", KLConfig, "Which estimator belongs where: [algorithms](algorithms.md#the-kl-penalty)."),
     ("algorithm.mismatch", MismatchConfig, "Weights are 1 unless one of these is set."),
+    ("algorithm.critic", CriticConfig, "Only with the preset `ppo`."),
+    ("algorithm.reward", RewardConfig, "Only with the preset `ppo`."),
+    ("algorithm.pretraining", PretrainingConfig, "Without this section there is no such term."),
     ("train", TrainConfig, ""),
     ("curriculum", CurriculumConfig, "More in [prompts](prompts.md)."),
     ("evaluation", EvalConfig, "Greedy unless set otherwise."),
     ("checkpoint", CheckpointConfig, "More in [runs](runs.md)."),
     ("log", LogConfig, ""),
+)
+
+OFFLINE_SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
+    ("", OfflineRecipe, "At the top of the file. `model`, `checkpoint` and `log` are those of above."),
+    ("data[]", DataConfig, "A list; `held_out` is a list of the same. More in [data](data.md)."),
+    ("length", LengthConfig, ""),
+    ("algorithm sft", SFTConfig, "More on all of them in [offline methods](offline.md)."),
+    ("algorithm reward_model", RewardModelConfig, ""),
+    ("algorithm dpo, ipo, kto, orpo, simpo", PreferenceConfig, ""),
+    ("offline train", OfflineTrainConfig, "The settings of the optimizer are those of above."),
+    ("offline evaluation", OfflineEvalConfig, ""),
 )
 
 SAMPLING = {
@@ -78,6 +105,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "attention": "torch's fused attention, or the plain one",
         "gradient_checkpointing": "recomputes activations in the backward pass: less memory, about a third more time",
         "lora": "trains adapters instead of all weights; see below",
+        "reference": "the frozen copy that the KL is taken to; see below",
     },
     "model.lora": {
         "rank": "r: each adapted matrix gets r (inputs + outputs) trained numbers",
@@ -107,14 +135,15 @@ EFFECTS: dict[str, dict[str, str]] = {
         "long_prompts": "a prompt that leaves no room for `max_tokens`: leave it out and count it, or stop",
     },
     "algorithm": {
-        "name": "`grpo`, or `FILE.py:CLASS`",
+        "name": "`grpo`, `ppo`, or `FILE.py:CLASS`",
         "preset": "a row of the preset table; keys beside it change single choices",
-        "baseline": "what a score is compared with: the group's mean, the mean of the others, nothing",
+        "baseline": "what a score is compared with: the group's mean, the mean of the others, nothing, a critic",
         "scale": "what the difference is divided by: the group's deviation, the step's, nothing",
         "std": "divisor G or G - 1 of the variance",
         "std_epsilon": "added to the deviation",
         "uniform_groups": "groups without different scores: count in the KL and entropy terms, or not",
-        "truncated": "completions cut at `max_tokens`: trained by their score, left out of the loss, or penalised",
+        "truncated": "completions cut at `max_tokens`: trained by their score, left out of the loss, penalised, or ended "
+        "by the critic's value in place of the score",
         "truncation_penalty": "with `penalise`: subtracted from the score of a completion that was cut (2 becomes 1)",
         "ratio": "level of rho: token, geometric mean of the sequence, product over the sequence",
         "clip": "PPO's minimum with the clipped ratio, or CISPO's capped ratio without gradient",
@@ -126,11 +155,60 @@ EFFECTS: dict[str, dict[str, str]] = {
         "entropy_coefficient": "c_e of the bonus -c_e H; 0 is off",
         "kl": "see below",
         "mismatch": "see below",
+        "reward": "see below",
+        "critic": "see below; there exactly when `baseline` is `critic`",
+        "pretraining": "see below",
     },
     "algorithm.kl": {
         "placement": "in the loss, in the reward of every token, in the score of the completion, or nowhere",
         "estimator": "how the KL is estimated; k1 in the loss is refused",
         "coefficient": "beta; 0 is off",
+    },
+    "algorithm.critic": {
+        "gamma": "discount of later rewards; 1 for completions that are scored once",
+        "value_coefficient": "c_v of the critic's loss; with a separate critic its learning rate matters more",
+    },
+    "algorithm.pretraining": {
+        "data": "text, as `data` of an offline recipe has it",
+        "coefficient": "gamma of the term; 27.8 in Ouyang et al. 2022",
+        "examples_per_update": "examples of every policy update",
+    },
+    "data[]": {
+        "source": "`FILE.jsonl`, `FILE.parquet`, `hf:NAME`, or `FILE.py:FUNCTION`",
+        "weight": "share of a mixture",
+        "offset": "rows left out at the start of the source",
+        "limit": "rows taken after the offset",
+    },
+    "algorithm sft": {"name": "the method"},
+    "algorithm reward_model": {"name": "the method"},
+    "algorithm dpo, ipo, kto, orpo, simpo": {
+        "name": "the method",
+        "desirable_weight": "kto: lambda_D, weight of the desirable answers",
+        "undesirable_weight": "kto: lambda_U, weight of the undesirable answers",
+    },
+    "offline": {
+        "method": "which loop runs; told from `algorithm.name` when it is left out",
+        "model": "the model that is trained",
+        "data": "what is trained on; see below",
+        "held_out": "what is evaluated; a question that is also trained on stops the run",
+        "length": "see below",
+        "algorithm": "see below; `algorithm: dpo` is short for `algorithm: {name: dpo}`",
+        "train": "see below",
+        "evaluation": "see below",
+        "checkpoint": "as above",
+        "log": "as above",
+        "output": "the run's folder; `train` on a recipe file names it after the file",
+        "seed": "of everything that is drawn: order of examples, adapters, heads",
+    },
+    "offline train": {
+        "tokens_per_micro_batch": "positions of one forward and backward pass; bounds memory, not the result",
+        "learning_rate": "peak of the schedule",
+        "schedule": "after warm-up: constant, or down to 0 after the last step",
+        "warmup_steps": "steps of linear rise",
+        "weight_decay": "of matrices; vectors get none",
+        "adam_betas": "of AdamW",
+        "adam_epsilon": "of AdamW",
+        "max_grad_norm": "the gradient is scaled down to this norm",
     },
     "algorithm.mismatch": {"level": "weight of the token, or the product over its sequence"},
     "train": {
@@ -182,27 +260,51 @@ saved as `RUN/recipe.yaml`, and `quatrain train --schema` prints a JSON Schema f
 Batch arithmetic: `prompts_per_step x group_size` completions a step, split by prompts into `updates_per_step` updates,
 `epochs` times over. It is printed at the start. `updates_per_step` must divide `prompts_per_step`.
 
-This page is written by `make docs` from `quatrain/config.py` (`scripts/settings_page.py`).
+This page is written by `make docs` from `quatrain/config/` (`scripts/settings_page.py`).
+"""
+
+OFFLINE_HEAD = """\
+# Offline recipes
+
+Supervised fine-tuning, reward models and preference methods have a recipe of another kind, with `data` in place of
+prompts and verifiers. This is a whole one:
+
+```yaml
+model: smollm2-135m
+data:
+  - {source: pairs.jsonl}
+held_out_share: 0.05
+algorithm: dpo
+```
 """
 
 
 def render() -> str:
     """The page. Raises ValueError for a setting without an effect, or an effect without a setting."""
-    definitions = Recipe.model_json_schema()["$defs"]
-    lines = [HEAD]
-    for place, model, note in SECTIONS:
-        schema = Recipe.model_json_schema() if model is Recipe else definitions[model.__name__]
-        lines.append(f"## {f'`{place}`' if place else 'The run'}\n")
+    lines = [HEAD, *_part(Recipe, SECTIONS, "The run", "")]
+    lines += [OFFLINE_HEAD, *_part(OfflineRecipe, OFFLINE_SECTIONS, "The offline run", "offline")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _part(
+    top: type[BaseModel], sections: Iterable[tuple[str, type[BaseModel], str]], title: str, own: str
+) -> list[str]:
+    """The sections of one kind of recipe; `own` is the place of its top level in EFFECTS."""
+    definitions = top.model_json_schema()["$defs"]
+    lines: list[str] = []
+    for place, model, note in sections:
+        schema = top.model_json_schema() if model is top else definitions[model.__name__]
+        lines.append(f"## {f'`{place}`' if place else title}\n")
         lines.append(" ".join(filter(None, (_sentence(model), note))) + "\n")
         lines += ["| setting | default | range | effect |", "| --- | --- | --- | --- |"]
-        lines += [_row(cells) for cells in _settings(place, model, schema["properties"])]
+        lines += [_row(cells) for cells in _settings(place or own, model, schema["properties"])]
         lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    return lines
 
 
 def _sentence(model: type[BaseModel]) -> str:
     text = " ".join((model.__doc__ or "").split())
-    return "" if model is Recipe else text
+    return "" if model in (Recipe, OfflineRecipe) else text
 
 
 def _settings(place: str, model: type[BaseModel], properties: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -212,7 +314,7 @@ def _settings(place: str, model: type[BaseModel], properties: Mapping[str, Any])
     for name, field in model.model_fields.items():
         effect = effects.get(name) or field.description
         if not effect:
-            raise ValueError(f"{place}.{name}: got no effect, need a description in config.py or a line in EFFECTS")
+            raise ValueError(f"{place}.{name}: got no effect, need a description or a line in EFFECTS")
         yield f"`{name}`", _default(field), values(properties[name]), effect
 
 
@@ -236,7 +338,7 @@ def values(node: Mapping[str, Any]) -> str:
     if "anyOf" in node:
         kinds = [values(part) for part in node["anyOf"] if part.get("type") != "null"]
         return " or ".join(kinds + (["empty"] if len(kinds) < len(node["anyOf"]) else []))
-    if "$ref" in node:
+    if "$ref" in node or "oneOf" in node:
         return "section"
     if "enum" in node:
         return ", ".join(f"`{value}`" for value in node["enum"])

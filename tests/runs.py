@@ -12,8 +12,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from quatrain.config import Recipe
-from quatrain.methods.online import train
+from quatrain.config import AnyRecipe, OfflineRecipe, Recipe
+from quatrain.methods import offline, online
 from quatrain.recipe_file import validate_recipe
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_metrics
@@ -83,7 +83,63 @@ def recipe_data(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def recipe(folder: Path, **changes: Any) -> Recipe:
     """The validated recipe."""
-    return validate_recipe(recipe_data(folder, **changes))
+    found = validate_recipe(recipe_data(folder, **changes))
+    assert isinstance(found, Recipe)
+    return found
+
+
+def offline_rows(algorithm: str, names: str) -> list[dict[str, Any]]:
+    """Rows whose good answers are of early letters and whose bad ones are of late letters."""
+    rows: list[dict[str, Any]] = []
+    for first in names:
+        for second in "12345":
+            prompt, good, bad = f"say {first}{second}:", f"{first}ab{second}", f"zyx{second}"[: 2 + int(second) % 3]
+            if algorithm == "sft":
+                rows.append({"prompt": prompt, "completion": good})
+            elif algorithm == "kto":
+                rows += [{"prompt": prompt, "completion": answer, "label": answer == good} for answer in (good, bad)]
+            else:
+                rows.append({"prompt": prompt, "chosen": good, "rejected": bad})
+    return rows
+
+
+def offline_data(folder: Path, algorithm: str = "dpo", **changes: Any) -> dict[str, Any]:
+    """An offline recipe as YAML would give it; model and rows are written into `folder` once."""
+    if not (folder / "model").exists():
+        save_tiny(folder / "model")
+    for name, letters in (("train", "abcde"), ("test", "fgh")):
+        path = folder / f"{algorithm}-{name}.jsonl"
+        if not path.exists():
+            path.write_text("".join(json.dumps(row) + "\n" for row in offline_rows(algorithm, letters)))
+    data: dict[str, Any] = {
+        "method": "offline",
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "data": [{"source": str(folder / f"{algorithm}-train.jsonl")}],
+        "held_out": [{"source": str(folder / f"{algorithm}-test.jsonl")}],
+        "algorithm": {"name": algorithm},
+        "train": {"steps": 4, "examples_per_step": 6, "learning_rate": 1e-2, "tokens_per_micro_batch": 64},
+        "checkpoint": {"every": 0},
+        "log": {"tensorboard": False},
+        "output": str(folder / "run"),
+        "threads": 1,
+    }
+    for name, value in changes.items():
+        data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
+    return data
+
+
+def offline_recipe(folder: Path, algorithm: str = "dpo", **changes: Any) -> OfflineRecipe:
+    """The validated recipe."""
+    found = validate_recipe(offline_data(folder, algorithm, **changes))
+    assert isinstance(found, OfflineRecipe)
+    return found
+
+
+def train(wanted: AnyRecipe, console: Console) -> Any:
+    """Train with the loop of the recipe's method."""
+    if isinstance(wanted, OfflineRecipe):
+        return offline.train(wanted, console)
+    return online.train(wanted, console)
 
 
 def recipe_file(folder: Path, **changes: Any) -> Path:
@@ -111,7 +167,7 @@ def assert_equal_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Te
         assert torch.equal(value, other[name]), name
 
 
-def in_child(wanted: Recipe, prepare: Callable[[], None] = lambda: None) -> int:
+def in_child(wanted: AnyRecipe, prepare: Callable[[], None] = lambda: None) -> int:
     """Train in a forked process; its exit status is 0 when it finished, -9 when it was killed.
 
     A fork starts in no time, because everything is imported already.

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-LINES = [json.loads(line) for name in ("training_grpo", "training_steps")
-         for line in (TESTS / "cases" / f"{name}.jsonl").read_text("utf-8").splitlines()]  # fmt: skip
+LINES = [json.loads(line) for path in sorted((TESTS / "cases").glob("training_*.jsonl"))
+         for line in path.read_text("utf-8").splitlines()]  # fmt: skip
 NAMES = re.findall(r"^def (test_\w+)", "\n".join(path.read_text("utf-8") for path in TESTS.rglob("test_*.py")), re.M)
 
 

@@ -110,7 +110,8 @@ def test_an_unknown_name_is_refused_with_the_nearest_known_one(changes: dict[str
         ({"train": {"learning_rate": float("nan")}}, "train.learning_rate: got nan", "finite"),
         ({"train": {"adam_betas": [0.9, 1.0]}}, "train.adam_betas[1]: got 1.0", "less than 1"),
         ({"rollout": {"top_p": 0.0}}, "rollout.top_p: got 0.0", "greater than 0"),
-        ({"rollout": {"group_size": 1}}, "rollout.group_size: got 1", "greater than or equal to 2"),
+        ({"rollout": {"group_size": 0}}, "rollout.group_size: got 0", "greater than 0"),
+        ({"rollout": {"group_size": 1}}, "rollout.group_size: got 1", "at least 2 for a group baseline"),
         ({"algorithm": {"clip_low": 1.0}}, "algorithm.clip_low: got 1.0", "less than 1"),
         ({"algorithm": {"scale": "std"}}, "algorithm.scale: got std", "'group', 'batch' or 'none'"),
         ({"model": {"path": "m", "lora": {"targets": 5}}}, "model.lora.targets: got 5", "string"),
@@ -155,6 +156,7 @@ def test_a_missing_section_is_named(missing: str) -> None:
             {"algorithm": {"preset": "dapo", "kl": {"coefficient": 0.1}}},
             "algorithm.kl.coefficient: got 0.1, need a kl.",
         ),
+        ({"algorithm": {"preset": "ppo", "kl": {"horizon": 25}}}, "algorithm.kl.horizon: got 25, need more than 25.6"),
         ({"curriculum": {"retry_after": 5}}, "curriculum.retry_after: got 5, need 0 without skip_right"),
         ({"algorithm": {"kl": {"ema": 0.9, "refresh_every": 2}}}, "algorithm.kl.ema: got 0.9, need null"),
         ({"algorithm": {"preset": "dapo", "kl": {"ema": 0.9}}}, "algorithm.kl.placement: got none"),
@@ -174,6 +176,7 @@ TABLE = {
     "cispo": ("group_mean", "group", "token", "detached_cap", 0.2, 0.2, "token", "none"),
     "rloo": ("leave_one_out", "none", "sequence_sum", "two_sided", 0.2, 0.2, "sequence_sum", "score", "k1", 0.05),
     "reinforce_pp": ("none", "batch", "token", "two_sided", 0.2, 0.2, "token", "reward", "k1", 0.01),
+    "ppo": ("critic", "none", "token", "two_sided", 0.2, 0.2, "token", "reward", "k1", 0.05),
 }
 
 

@@ -6,12 +6,21 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
+from quatrain.config import ModelConfig
 from quatrain.models.load import LanguageModel, end_tokens, max_positions
+from quatrain.models.scalar import RewardInfo, load_scalar_model, save_scalar_model, store_reward_info
 
 CHARACTERS = string.ascii_lowercase + string.digits + " +=?:\n"
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
+REWARD = RewardInfo(attributes=("helpful", "brief"), weights=(1.0, 0.5), mean=(0.25, -0.5), std=(2.0, 0.5))
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -48,3 +57,23 @@ def save_tiny(folder: Path, seed: int = 0, **changes: Any) -> Path:
     tiny_llama(seed, **changes).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
+
+
+def tiny_reward_model(folder: Path, tokenizer: Any = None) -> Path:
+    """A saved model with the heads and constants of REWARD, and scores far from 0."""
+    save_tiny(folder / "base", vocab_size=64)
+    (tokenizer or tiny_tokenizer()).save_pretrained(folder / "base")
+    lm = load_scalar_model(ModelConfig(path=str(folder / "base"), device="cpu"), REWARD.attributes, fresh_head=True)
+    lm.causal.score.weight.data *= 10
+    store_reward_info(lm, REWARD)
+    save_scalar_model(lm, folder)
+    return folder
+
+
+def direct_score(folder: Path, text: str) -> tuple[float, list[float]]:
+    """Final score and normalised heads of a whole text, by transformers and REWARD alone."""
+    ids = AutoTokenizer.from_pretrained(folder).encode(text, add_special_tokens=False)
+    with torch.no_grad():
+        raw = AutoModelForSequenceClassification.from_pretrained(folder).eval()(input_ids=torch.tensor([ids])).logits[0]
+    heads = [(float(one) - mean) / std for one, mean, std in zip(raw, REWARD.mean, REWARD.std, strict=True)]
+    return sum(weight * head for weight, head in zip(REWARD.weights, heads, strict=True)), heads

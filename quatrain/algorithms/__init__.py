@@ -1,11 +1,13 @@
 """What an algorithm is: credit (what each completion deserves) and loss (how weights follow), one file each.
 
-A new one is a class with these five members, registered here; the contract suite then runs on it.
+An objective is what one role minimises in an update. An online algorithm is the policy's objective, with credit before
+it and perhaps a critic's objective beside it. A new one is a class with these members, registered here; the contract
+suite then runs on it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -32,6 +34,8 @@ class Needs:
     streams: frozenset[str] = frozenset()  # old_logprobs, reference_logprobs, reference_kl (full, per token)
     entropy: bool = False  # exact entropy with gradient in the loss
     full_kl: bool = False  # exact KL to the reference with gradient in the loss
+    values: bool = False  # of the value head on the policy, in the policy's loss
+    whole_groups: bool = False  # samples of a group stay in one micro-batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +46,14 @@ class LossSums:
     statistics: Mapping[str, Metric] = field(default_factory=dict)
 
 
-class Algorithm(Protocol):
-    """Credit and loss. Nothing here knows how the batch was laid out, split or sharded."""
+class Objective(Protocol):
+    """What a role minimises. Nothing here knows how the batch was laid out, split or sharded."""
 
+    role: str  # policy, critic, or reward
     needs: Needs
 
-    def credit(self, groups: Sequence[Group]) -> tuple[list[Sample], dict[str, Metric]]:
-        """Samples with their `advantages` stream (and whatever else the loss reads), and named statistics."""
+    def prepare(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples of an update, with what enters the loss non-linearly and needs all of them (whitening)."""
         ...
 
     def contributes(self, sample: Sample) -> bool:
@@ -64,6 +69,63 @@ class Algorithm(Protocol):
         ...
 
 
-ALGORITHMS: Registry = Registry("algorithm", ["quatrain.algorithms.grpo"])
+class Algorithm(Objective, Protocol):
+    """The policy's objective of an online method, with credit before it."""
 
-__all__ = ["ALGORITHMS", "Algorithm", "Group", "LossSums", "Needs", "Outputs"]
+    critic: Objective | None  # of a separate value model
+
+    def credit(self, groups: Sequence[Group]) -> tuple[list[Sample], dict[str, Metric]]:
+        """Samples with their `advantages` stream (and whatever else the loss reads), and named statistics."""
+        ...
+
+    def finish_step(self, samples: Sequence[Sample]) -> dict[str, Metric]:
+        """Let controllers and normalisers follow the step that is done; returns what they show."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Controllers and normalisers, as plain JSON."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue where `state` was taken; an empty one begins anew."""
+        ...
+
+
+class Beside(Protocol):
+    """Samples that are not trained on but that the statistics of an update need (KTO's mismatched answers)."""
+
+    def samples(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Those that go with the samples of an update."""
+        ...
+
+    def apply(self, samples: Sequence[Sample], others: Sequence[Sample]) -> list[Sample]:
+        """The samples with what follows from `others`, which have old and reference logprobs by now."""
+        ...
+
+
+class OfflineAlgorithm(Objective, Protocol):
+    """The objective of an offline method."""
+
+    data: Literal["sft", "pairs", "labelled", "scores"]  # what it trains on
+    uses_ties: bool  # whether a comparison without a winner has a loss
+    beside: Beside | None
+
+
+ALGORITHMS: Registry = Registry("algorithm", ["quatrain.algorithms.grpo", "quatrain.algorithms.ppo"])
+OFFLINE_ALGORITHMS: Registry = Registry(
+    "offline algorithm",
+    ["quatrain.algorithms.sft", "quatrain.algorithms.preference", "quatrain.algorithms.reward_model"],
+)
+
+__all__ = [
+    "ALGORITHMS",
+    "OFFLINE_ALGORITHMS",
+    "Algorithm",
+    "Beside",
+    "Group",
+    "LossSums",
+    "Needs",
+    "Objective",
+    "OfflineAlgorithm",
+    "Outputs",
+]

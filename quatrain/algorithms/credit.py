@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from quatrain.algorithms import Group
-from quatrain.config import AlgorithmConfig
+from quatrain.config import AlgorithmConfig, KLConfig
 from quatrain.errors import SettingError
 from quatrain.ops.advantages import Floats, Scale, group_advantages, is_uniform, normalise, return_to_go, spread
 from quatrain.ops.kl import kl_estimate
@@ -52,9 +52,9 @@ class Credit:
     advantages: list[Floats]
 
 
-def assign_credit(groups: Sequence[Group], config: AlgorithmConfig) -> list[Credit]:
-    """The credit of every group; groups meet only in a batch-wide deviation or normalisation."""
-    verdicts = [_judge(group, config) for group in groups]
+def assign_credit(groups: Sequence[Group], config: AlgorithmConfig, beta: float) -> list[Credit]:
+    """The credit of every group; groups meet only in a batch-wide deviation or normalisation. `beta`: of the KL."""
+    verdicts = [judge(group, config, beta) for group in groups]
     outcomes = _outcomes(verdicts, config)
     advantages = [_over_tokens(*pair, config) for pair in zip(verdicts, outcomes, strict=True)]
     if config.baseline == "none" and config.scale == "batch":
@@ -80,7 +80,7 @@ def credited_samples(group: Group, credit: Credit) -> list[Sample]:
     return result
 
 
-def _judge(group: Group, config: AlgorithmConfig) -> Verdict:
+def judge(group: Group, config: AlgorithmConfig, beta: float) -> Verdict:
     """Which completions of a group count, and the values that its statistics are made of."""
     _check(group, config)
     usable = np.array([score.usable for score in group.scores], dtype=bool)
@@ -90,13 +90,13 @@ def _judge(group: Group, config: AlgorithmConfig) -> Verdict:
     if config.truncated == "penalise" and config.truncation_penalty:
         scores -= config.truncation_penalty * cut
         parts["truncation"], weights["truncation"] = np.where(usable, -1.0 * cut, np.nan), config.truncation_penalty
-    penalties = [_penalties(samples, config) for samples in group.samples]
+    penalties = [kl_penalties(samples, config.kl, beta) for samples in group.samples]
     in_score = config.kl.active and config.kl.placement == "score"
     uniform = int(usable.sum()) >= 2 and is_uniform(scores[usable])
     if config.parts == "normalised":
         paid = [values[~np.isnan(values)] for name, values in parts.items() if weights[name]]
         uniform = uniform and all(map(is_uniform, paid))
-    least = 1 if config.baseline == "none" and config.scale != "group" else 2
+    least = 1 if config.baseline in ("none", "critic") and config.scale != "group" else 2
     active = int(usable.sum()) >= least and not (uniform and config.uniform_groups == "drop")
     return Verdict(
         scores=scores,
@@ -114,7 +114,7 @@ def _judge(group: Group, config: AlgorithmConfig) -> Verdict:
 
 def _check(group: Group, config: AlgorithmConfig) -> None:
     """Refuse what would otherwise be trained on wrongly."""
-    if any(score.placed for score in group.scores):
+    if config.baseline != "critic" and any(score.placed for score in group.scores):
         raise SettingError(
             "algorithm.name", config.name, "scores without rewards at token positions",
             "let the verifier return one value per completion, or use an algorithm with a critic",
@@ -133,16 +133,15 @@ def _parts(scores: Sequence[Score]) -> tuple[dict[str, Floats], dict[str, float]
     return parts, {name: given.get(name, 1.0) for name in names}
 
 
-def _penalties(samples: Sequence[Sample], config: AlgorithmConfig) -> Floats:
+def kl_penalties(samples: Sequence[Sample], kl: KLConfig, beta: float) -> Floats:
     """beta * KL estimate of every trained token of a completion, under the weights that sampled it."""
-    kl = config.kl
     if not kl.active or kl.placement == "loss":
         return np.zeros(sum(sample.num_tokens for sample in samples))
     if kl.estimator == "full":
-        return kl.coefficient * np.concatenate([stream_of(sample, "reference_kl") for sample in samples])
+        return beta * np.concatenate([stream_of(sample, "reference_kl") for sample in samples])
     old = torch.tensor(np.concatenate([stream_of(sample, "old_logprobs") for sample in samples]))
     reference = torch.tensor(np.concatenate([stream_of(sample, "reference_logprobs") for sample in samples]))
-    return kl.coefficient * kl_estimate(kl.estimator, old, reference).numpy()
+    return beta * kl_estimate(kl.estimator, old, reference).numpy()
 
 
 def stream_of(sample: Sample, name: str) -> Floats:
@@ -172,8 +171,8 @@ def _outcome(verdict: Verdict, config: AlgorithmConfig, scale: Scale, batch_spre
     for weight, values in columns:
         present = verdict.policy & ~np.isnan(values)
         result[present] += weight * group_advantages(
-            values[present], baseline=config.baseline, scale=scale, std=config.std,
-            epsilon=config.std_epsilon, batch_spread=batch_spread,
+            values[present], baseline="none" if config.baseline == "critic" else config.baseline, scale=scale,
+            std=config.std, epsilon=config.std_epsilon, batch_spread=batch_spread,
         )  # fmt: skip
     return result
 

@@ -12,15 +12,19 @@ Deviations from the papers: a group whose scores do not differ gets advantages o
 completion, which may have several.
 """
 
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from quatrain.algorithms import ALGORITHMS, Group, LossSums, Needs, Outputs
+from quatrain.algorithms.control import CONTROL_DOCUMENTED, build_controller, steer
 from quatrain.algorithms.credit import assign_credit, credited_samples
-from quatrain.algorithms.statistics import DOCUMENTED, Reading, credit_statistics, reduce_readings
+from quatrain.algorithms.pretraining import PRETRAINING, is_pretraining
+from quatrain.algorithms.statistics import STATISTICS, Reading, credit_statistics, reduce_readings
 from quatrain.batch import TrainBatch
 from quatrain.config import AlgorithmConfig, KLConfig
 from quatrain.ops.kl import k1, k3, kl_estimate, log_ratio, saturated
@@ -36,7 +40,8 @@ from quatrain.ops.policy_loss import (
 from quatrain.telemetry.metrics import Max, Mean, Metric, Min
 from quatrain.types import Sample
 
-__all__ = ["DOCUMENTED", "GRPO"]
+DOCUMENTED: dict[str, str] = STATISTICS | CONTROL_DOCUMENTED
+IMPROBABLE = "kl/improbable_share"
 
 
 @ALGORITHMS.register("grpo")
@@ -46,8 +51,12 @@ class GRPO:
     `max_tokens` is the longest completion that sampling allows; `aggregate: constant` divides by it.
     """
 
+    role = "policy"
+    critic = None
+
     def __init__(self, config: AlgorithmConfig, max_tokens: int) -> None:
         self.config, self.max_tokens = config, max_tokens
+        self.controller = build_controller(config.kl)
         self.kl_in_loss = config.kl.active and config.kl.placement == "loss"
         self.needs = Needs(
             streams=_streams(config.kl),
@@ -63,7 +72,7 @@ class GRPO:
 
     def credit(self, groups: Sequence[Group]) -> tuple[list[Sample], dict[str, Metric]]:
         """Samples with the streams `advantages`, `completion_tokens` and `active`; statistics of the whole batch."""
-        credits = assign_credit(groups, self.config)
+        credits = assign_credit(groups, self.config, self.controller.coefficient)
         samples = [
             sample
             for group, credit in zip(groups, credits, strict=True)
@@ -71,18 +80,41 @@ class GRPO:
         ]  # fmt: skip
         return samples, credit_statistics(groups, credits)
 
+    def prepare(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples as they are: nothing of this loss is taken over a whole update but its denominators."""
+        return list(samples)
+
     def contributes(self, sample: Sample) -> bool:
-        """False without advantage, unless a KL or entropy term of the loss acts on the sample all the same."""
+        """False without advantage, unless another term of the loss acts on the sample all the same."""
         beside_policy = self.kl_in_loss or self.config.entropy_coefficient > 0
-        return bool(sample.streams["advantages"].any() or (beside_policy and sample.streams["active"].any()))
+        own = sample.streams["advantages"].any() or (beside_policy and sample.streams["active"].any())
+        return bool(own or is_pretraining(sample))
 
     def denominators(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Trained tokens for `aggregate: token`, else completions; uniform, unscored and skipped samples included."""
+        """Trained tokens for `aggregate: token`, else completions; uniform, unscored and skipped samples included.
+
+        The pre-training term has the tokens of its own samples, which count nowhere else.
+        """
+        own = [sample for sample in samples if not is_pretraining(sample)]
         if self.config.aggregate == "token":
-            count = sum(sample.num_tokens for sample in samples)
+            count = sum(sample.num_tokens for sample in own)
         else:
-            count = len({sample.completion for sample in samples})
-        return dict.fromkeys(self._terms(), float(max(count, 1)))
+            count = len({sample.completion for sample in own})
+        others = sum(sample.num_tokens for sample in samples if is_pretraining(sample))
+        return {name: float(max(others if name == PRETRAINING else count, 1)) for name in self._terms()}
+
+    def finish_step(self, samples: Sequence[Sample]) -> dict[str, Metric]:
+        """Steer the KL coefficient by the KL of the step's samples."""
+        return {} if self.config.kl.target is None else steer(self.controller, self.config.kl, samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The KL coefficient, where it moves."""
+        return {"kl": self.controller.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the coefficient of `state`."""
+        if state.get("kl"):
+            self.controller.load_state_dict(state["kl"])
 
     def loss(self, batch: TrainBatch, outputs: Outputs) -> LossSums:
         """Sums of `policy`, `kl` (coefficient included) and `entropy` (-c_e H) over the trained tokens."""
@@ -94,16 +126,22 @@ class GRPO:
         terms = {"policy": (weight_N * policy_N).sum()}
         if self.kl_in_loss:
             kl_N = self._kl(outputs, old_N, streams)
-            terms["kl"] = self.config.kl.coefficient * (weight_N * streams["active"] * kl_N).sum()
+            terms["kl"] = self.controller.coefficient * (weight_N * streams["active"] * kl_N).sum()
         if self.config.entropy_coefficient > 0:
             entropy = (weight_N * streams["active"] * outputs.entropy_N).sum()
             terms["entropy"] = -self.config.entropy_coefficient * entropy
+        if self.config.pretraining is not None:
+            own_N = streams[PRETRAINING]
+            terms[PRETRAINING] = -self.config.pretraining.coefficient * (own_N * logprobs_N).sum()
         readings += _kl_readings(outputs, old_N, streams)
-        return LossSums(terms=terms, statistics=reduce_readings(readings))
+        if PRETRAINING in streams:
+            readings = [(name, kind, values_N[streams[PRETRAINING] == 0]) for name, kind, values_N in readings]
+        return LossSums(terms=terms, statistics=_with_share(reduce_readings(readings)))
 
     def _terms(self) -> list[str]:
         entropy = self.config.entropy_coefficient > 0
-        return ["policy", *(["kl"] if self.kl_in_loss else []), *(["entropy"] if entropy else [])]
+        optional = {"kl": self.kl_in_loss, "entropy": entropy, PRETRAINING: self.config.pretraining is not None}
+        return ["policy", *(name for name, wanted in optional.items() if wanted)]
 
     def _token_weights(self, completion_tokens_N: Tensor) -> Tensor:
         """What a token counts in the sum, so that after division by the denominator the aggregate is right."""
@@ -179,9 +217,18 @@ def _streams(kl: KLConfig) -> frozenset[str]:
     """What the learner must compute for the KL before credit is assigned."""
     if not kl.active:
         return frozenset()
+    steered = {"old_logprobs", "reference_logprobs"} if kl.target is not None else set()
     if kl.estimator == "full":
-        return frozenset() if kl.placement == "loss" else frozenset({"old_logprobs", "reference_kl"})
-    return frozenset({"reference_logprobs"} | ({"old_logprobs"} if kl.placement != "loss" else set()))
+        return frozenset(steered | (set() if kl.placement == "loss" else {"old_logprobs", "reference_kl"}))
+    return frozenset(steered | {"reference_logprobs"} | ({"old_logprobs"} if kl.placement != "loss" else set()))
+
+
+def _with_share(statistics: dict[str, Metric]) -> dict[str, Metric]:
+    """The k3 on improbable tokens as a share of all of it; left out while there is none."""
+    part, whole = statistics.pop(IMPROBABLE, None), statistics.get("kl/reference_k3")
+    if isinstance(part, Mean) and isinstance(whole, Mean) and whole.sum:
+        statistics[IMPROBABLE] = Mean(part.sum, whole.sum)
+    return statistics
 
 
 def _kl_readings(outputs: Outputs, old_N: Tensor, streams: dict[str, Tensor]) -> list[Reading]:
@@ -201,5 +248,6 @@ def _kl_readings(outputs: Outputs, old_N: Tensor, streams: dict[str, Tensor]) ->
             ("kl/reference_k3", Mean, k3_N),
             ("kl/reference_k3_min", Min, k3_N),
             ("kl/saturated", Mean, saturated(d_N)),
+            (IMPROBABLE, Mean, k3_N * (streams["reference_logprobs"] < math.log(0.01))),
         ]
     return readings

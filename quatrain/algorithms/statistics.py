@@ -12,7 +12,7 @@ from quatrain.ops.advantages import spread
 from quatrain.telemetry.catalogue import part_name
 from quatrain.telemetry.metrics import Max, Mean, Metric, Min, Sum
 
-DOCUMENTED: dict[str, str] = {
+STATISTICS: dict[str, str] = {
     "reward/mean": "Mean score of the completions that the verifier could judge.",
     "reward/min": "Lowest score.",
     "reward/max": "Highest score.",
@@ -46,6 +46,8 @@ DOCUMENTED: dict[str, str] = {
     "kl/reference_k1": "k1 estimate of KL(policy || reference), mean over tokens; signed (nats).",
     "kl/reference_k3": "k3 estimate of KL(policy || reference), mean over tokens (nats).",
     "kl/reference_k3_min": "Smallest k3 of a token; below 0 only through a fault.",
+    "kl/improbable_share": "Share of the summed k3 on tokens with a reference probability below 0.01: high means that "
+    "the policy has left what the reference knows, and the reference is stale (algorithm.kl.refresh_every, ema).",
     "kl/reference_full": "Exact KL(policy || reference) over the vocabulary, mean over tokens (nats).",
     "kl/saturated": "Share of tokens whose k3 is cut because the reference is e^10 times more probable or beyond.",
     "mismatch/kl": "k3 estimate of KL(sampler || trainer under the same weights), mean over tokens (nats).",
@@ -57,7 +59,7 @@ DOCUMENTED: dict[str, str] = {
 
 
 def credit_statistics(groups: Sequence[Group], credits: Sequence[Credit]) -> dict[str, Metric]:
-    """Statistics of a batch of groups by their names in `DOCUMENTED`."""
+    """Statistics of a batch of groups by their names in `STATISTICS`."""
     verdicts = [credit.verdict for credit in credits]
     return {
         **_rewards(groups, verdicts),

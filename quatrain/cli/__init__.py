@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from quatrain.cli.plan import EXAMPLE, plan
 from quatrain.errors import Interrupted, QuatrainError
 
 app = typer.Typer(
@@ -45,13 +46,13 @@ def train(
     schema: Annotated[bool, typer.Option("--schema", help="Print the recipe's JSON Schema.")] = False,
 ) -> None:
     """Run a recipe, or resume it where it was stopped."""
-    from quatrain.config import Recipe
-    from quatrain.recipe_file import load_recipe
+    from quatrain.config import OfflineRecipe
+    from quatrain.recipe_file import load_recipe, schema_of
 
     if schema:
         import json
 
-        print(json.dumps(Recipe.model_json_schema(), indent=2))
+        print(json.dumps(schema_of(recipe), indent=2))
         return
     if recipe is None:
         raise typer.BadParameter("give a RECIPE.yaml (or --schema)")
@@ -61,12 +62,20 @@ def train(
 
         check(loaded)
         return
+    if isinstance(loaded, OfflineRecipe):
+        from quatrain.methods.offline import train as run_offline
+
+        run_offline(loaded)
+        return
     from quatrain.methods.online import train as run
     from quatrain.methods.summary import summarise
     from quatrain.telemetry.console import Console
 
     console = Console()
     summarise(run(loaded, console), console)
+
+
+app.command(epilog=EXAMPLE)(plan)
 
 
 @app.command(epilog="Example: quatrain probe recipes/gsm8k.yaml --prompts 16")
@@ -80,7 +89,7 @@ def probe(
 
     Of a RUN: how often each prompt was solved, the hardest and the easiest ones.
     """
-    from quatrain.recipe_file import load_recipe
+    from quatrain.recipe_file import load_recipe, online
 
     if recipe.is_dir():
         from quatrain.methods.prompt_report import prompt_report
@@ -91,7 +100,7 @@ def probe(
         return
     from quatrain.methods.probe import probe as run
 
-    run(load_recipe(recipe, overrides or []), prompts, as_json)
+    run(online(load_recipe(recipe, overrides or [])), prompts, as_json)
 
 
 @app.command(name="eval", epilog="Example: quatrain eval runs/demo --samples 8 --greedy --against-step 0")
@@ -170,6 +179,18 @@ def audit(
 
     if not audit_verifier(verifier, data, settings or [], programs, as_json):
         raise typer.Exit(1)
+
+
+@app.command(epilog="Example: quatrain label recipes/label.yaml limit=100")
+def label(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="A recipe with prompts and a judge.")],
+    overrides: Overrides = None,
+) -> None:
+    """A judge labels pairs of sampled answers into a preference dataset (AI feedback); run again it goes on."""
+    from quatrain.methods.label import label as run
+    from quatrain.recipe_file import load_label_recipe
+
+    run(load_label_recipe(recipe, overrides or []))
 
 
 @app.command(epilog="Example: quatrain export runs/demo --to exported/demo")

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from quatrain.config import SourceConfig
-from quatrain.data.sources import Row
+from quatrain.config import DataConfig, SourceConfig
+from quatrain.data.sources import Messages, Row
 from quatrain.errors import SettingError
 
 
@@ -17,7 +17,7 @@ class Tokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, conversation: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool
     ) -> Any:
         """The conversation as one string, when `tokenize` is False."""
         ...
@@ -38,8 +38,10 @@ def render(row: Row, source: SourceConfig, tokenizer: Tokenizer, setting: str = 
     puts *before* a text (BOS, once) and none of those that it puts after (an EOS would end the prompt).
     Raises SettingError when the row and the tokenizer do not go together.
     """
-    chat = uses_chat(row, source, tokenizer, setting)
-    text = _chat_text(row, source, tokenizer, setting) if chat else str(row.prompt)
+    chat = uses_chat(row.prompt, row.number, source, tokenizer, setting)
+    text = str(row.prompt)
+    if chat:
+        text = chat_text(as_messages(row.prompt, source.system), row.number, tokenizer, setting)
     text, prefill = add_prefill(text, source.prefill)
     token_ids = tokenizer.encode(text, add_special_tokens=False) if chat else plain_ids(text, tokenizer)
     if not token_ids:
@@ -48,40 +50,48 @@ def render(row: Row, source: SourceConfig, tokenizer: Tokenizer, setting: str = 
     return Rendered(text, tuple(int(token) for token in token_ids), prefill)
 
 
-def uses_chat(row: Row, source: SourceConfig, tokenizer: Tokenizer, setting: str) -> bool:
-    """Whether the chat template applies: as set, else when the tokenizer has one."""
+def uses_chat(
+    prompt: str | Messages, number: int, source: SourceConfig | DataConfig, tokenizer: Tokenizer, setting: str
+) -> bool:
+    """Whether the chat template applies to row `number`: as set, else when the tokenizer has one."""
     has_template = bool(getattr(tokenizer, "chat_template", None))
     chat = has_template if source.chat is None else source.chat
     need, do = "a tokenizer with a chat template", "choose an instruct model, or give prompts as plain text"
     if chat and not has_template:
         raise SettingError(f"{setting}.chat", True, need, do)
-    if not chat and not isinstance(row.prompt, str):
-        raise SettingError(f"{setting}.prompt", f"messages in row {row.number + 1} without a chat template", need, do)
+    if not chat and not isinstance(prompt, str):
+        raise SettingError(f"{setting}.prompt", f"messages in row {number + 1} without a chat template", need, do)
     if not chat and source.system is not None:
         raise SettingError(f"{setting}.system", source.system, need, "put it into the template instead")
     return chat
 
 
-def _chat_text(row: Row, source: SourceConfig, tokenizer: Tokenizer, setting: str) -> str:
+def as_messages(prompt: str | Messages, system: str | None) -> Messages:
+    """A prompt as messages, its system message replaced by `system` when there is one."""
+    messages: Messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else prompt
+    if system is None:
+        return messages
+    kept = messages[1:] if messages[0]["role"] == "system" else messages
+    return ({"role": "system", "content": system}, *kept)
+
+
+def chat_text(
+    messages: Messages, number: int, tokenizer: Tokenizer, setting: str, *, add_generation_prompt: bool = True
+) -> str:
+    """The messages of row `number` as the chat template writes them. Raises SettingError where it refuses them."""
     from jinja2 import TemplateError  # as late as transformers does
 
-    if isinstance(row.prompt, str):
-        messages = [{"role": "user", "content": row.prompt}]
-    else:
-        messages = [dict(message) for message in row.prompt]
-    if source.system is not None:
-        kept = messages[1:] if messages[0]["role"] == "system" else messages
-        messages = [{"role": "system", "content": source.system}, *kept]
+    conversation = [dict(message) for message in messages]
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=add_generation_prompt)
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
-        raise SettingError(f"{setting}.prompt", f"messages of {roles} in row {row.number + 1}",
+        raise SettingError(f"{setting}.prompt", f"messages of {roles} in row {number + 1}",
                            "a conversation that the chat template accepts", str(error)) from None  # fmt: skip
 
 
 # a thought that a template opens (and perhaps closes again) as its very last words
-_THOUGHT = re.compile(r"(?:<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?|\[THINK\]\s*(?:\[/THINK\]\s*)?)\Z")
+THOUGHT = re.compile(r"(?:<(think|thinking|thought|reasoning)>\s*(?:</\1>\s*)?|\[THINK\]\s*(?:\[/THINK\]\s*)?)\Z")
 
 
 def add_prefill(text: str, prefill: str) -> tuple[str, str]:
@@ -90,7 +100,7 @@ def add_prefill(text: str, prefill: str) -> tuple[str, str]:
     A thought that `text` already opens is part of the answer and is not opened twice:
     `("...<think>\\n", "<think>\\nSo")` gives `("...<think>\\nSo", "<think>\\nSo")`.
     """
-    match = _THOUGHT.search(text)
+    match = THOUGHT.search(text)
     opened = match[0] if match else ""
     if opened and prefill.lstrip().startswith(opened.strip()):
         prefill = prefill.lstrip().removeprefix(opened.strip())

@@ -3,8 +3,8 @@
 import re
 import unicodedata
 from collections.abc import Iterable
+from typing import Protocol
 
-from quatrain.data.sources import Row
 from quatrain.errors import SettingError
 
 _DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-"))
@@ -14,6 +14,15 @@ _TOKEN = re.compile(rf"\d+(?:[.:]\d+)*!?|[^\W\d]+|[^\w\s{_SILENT}]")
 
 _LOWER = bytes(range(256)).lower()
 _NOT_ALPHANUMERIC = bytes(code for code in range(128) if not chr(code).isalnum())
+
+
+class Asking(Protocol):
+    """A row that asks something: of prompts or of examples."""
+
+    @property
+    def question(self) -> str:
+        """What is asked, without fixed words around it."""
+        ...
 
 
 def normalise(text: str) -> str:
@@ -30,12 +39,12 @@ def normalise(text: str) -> str:
     return " ".join(_TOKEN.findall(folded)) or text.strip()
 
 
-def to_exclude(held_out_rows: Iterable[Row], overlap: str) -> frozenset[str]:
+def to_exclude(held_out_rows: Iterable[Asking], overlap: str) -> frozenset[str]:
     """Normalised questions that training leaves out: the held-out ones with `overlap: drop`, none otherwise."""
     return frozenset(normalise(row.question) for row in held_out_rows) if overlap == "drop" else frozenset()
 
 
-def check_disjoint(train_rows: Iterable[Row], held_out_rows: Iterable[Row], setting: str = "held_out") -> None:
+def check_disjoint(train_rows: Iterable[Asking], held_out_rows: Iterable[Asking], setting: str = "held_out") -> None:
     """SettingError when a held-out question is also a training question after `normalise`.
 
     Questions are compared without the fixed words of a template, without system messages and before any chat

@@ -1,4 +1,4 @@
-"""The order of training: a mixture of sources, each in a seeded order of its own, resumable at any point."""
+"""Prompts in the order of training: rendered when taken, and left out when too long or passed over."""
 
 import hashlib
 import logging
@@ -6,30 +6,24 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from quatrain.config import SourceConfig
-from quatrain.data.chat import Tokenizer, render
+from quatrain.data.chat import Tokenizer, as_messages, render
 from quatrain.data.history import PromptHistory
+from quatrain.data.mixture import SOURCE_STRIDE, Mixture
 from quatrain.data.overlap import normalise
 from quatrain.data.sources import Row, check_verifiers, load_rows, source_names
-from quatrain.errors import DataError, ResumeError, SettingError
+from quatrain.errors import DataError, SettingError
 from quatrain.types import Prompt
 
 LongPrompts = Literal["skip", "error"]
-ORDER_STREAM = 3  # second word of every seed of the prompts' order: 0 is sampling, 1 evaluation, 2 mini-batches
-SOURCE_STRIDE = 2**40  # Prompt.index = source number * SOURCE_STRIDE + row number
 _LOG = logging.getLogger("quatrain")
 
 
 class PromptStream:
     """Endless prompts: source by weight, and within a source every row once per epoch in a seeded order.
 
-    The source of the next prompt is the one furthest behind its share w_s * (taken + 1) - taken_s, so shares are
-    exact at any length, not only on average. Epoch e of source s is a permutation that depends on (seed, s, e) alone.
-    The order is therefore a function of the seed and of how many prompts were taken. Prompts are rendered when taken;
-    with `long_prompts="error"` all of them are rendered at the start, so that the error comes before the first step.
+    The order is that of `Mixture`: a function of the seed and of how many prompts were taken. Prompts are rendered when
+    taken; with `long_prompts="error"` all of them at the start, so that the error comes before the first step.
 
     Prompts that `history` passes over are left out, the others keep their order, and none comes twice in a step. A
     source with fewer prompts left than the step takes fills its share with the others, in their order.
@@ -55,11 +49,7 @@ class PromptStream:
         self.history = PromptHistory() if history is None else history
         self.names = source_names(sources)
         self._rows = load_sources(sources, section, verifiers, exclude)
-        total = sum(source.weight for source in sources)
-        self._share = [source.weight / total for source in sources]
-        self._taken = [0] * len(sources)  # prompts handed out
-        self._position = [0] * len(sources)  # rows visited: those handed out, skipped and passed over
-        self._order: dict[int, tuple[int, NDArray[np.int64]]] = {}  # source: (epoch, permutation)
+        self._mixture = Mixture([source.weight for source in sources], [len(rows) for rows in self._rows], seed)
         self.skipped_long = 0  # distinct prompts left out because they were too long
         self._digest = ""
         self._used_up: set[int] = set()  # sources that were warned of
@@ -68,12 +58,12 @@ class PromptStream:
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts. Raises DataError when no prompt of a source is short enough."""
-        return [self._next(self._due()) for _ in range(count)]
+        return [self._next(self._mixture.due()) for _ in range(count)]
 
     @property
     def taken(self) -> dict[str, int]:
         """Prompts handed out so far, by source."""
-        return dict(zip(self.names, self._taken, strict=True))
+        return dict(zip(self.names, self._mixture.taken, strict=True))
 
     def rows(self) -> Iterator[Row]:
         """Every row of every source, in file order (for the overlap check)."""
@@ -86,24 +76,11 @@ class PromptStream:
 
     def state_dict(self) -> dict[str, Any]:
         """All there is to continue from, as plain JSON."""
-        return {
-            "identity": self._identity(),
-            "taken": list(self._taken),
-            "position": list(self._position),
-            "skipped_long": self.skipped_long,
-        }
+        return {**self._mixture.state_dict(self._identity()), "skipped_long": self.skipped_long}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken. Raises ResumeError when seed, weights or rows are not the same."""
-        now = self._identity()
-        for name, value in now.items():
-            saved = state["identity"].get(name)
-            if saved != value:
-                raise ResumeError(
-                    f"{self.section}: {name} was {saved!r} when the run was saved and is {value!r} now; "
-                    "the order of prompts cannot be continued, restore the data and settings or start a new run"
-                )
-        self._taken, self._position = list(state["taken"]), list(state["position"])
+        self._mixture.load_state_dict(state, self._identity(), self.section, "prompts")
         self.skipped_long = state["skipped_long"]
 
     def _identity(self) -> dict[str, Any]:
@@ -113,26 +90,15 @@ class PromptStream:
             for row in self.rows():
                 digest.update(repr(row.prompt).encode("utf-8", "surrogatepass"))
             self._digest = digest.hexdigest()
-        return {
-            "seed": self.seed,
-            "weights": [source.weight for source in self.sources],
-            "rows": [len(rows) for rows in self._rows],
-            "digest of the prompts": self._digest,
-        }
-
-    def _due(self) -> int:
-        """The source furthest behind its share; the first one on a tie."""
-        total = sum(self._taken) + 1
-        behind = [share * total - taken for share, taken in zip(self._share, self._taken, strict=True)]
-        return behind.index(max(behind))
+        return self._mixture.identity("prompts", self._digest)
 
     def _next(self, source: int) -> Prompt:
         """The next prompt of a source that is short enough and may be taken; the next short one where none may."""
-        rows, start = self._rows[source], self._position[source]
+        rows = self._rows[source]
         spare: tuple[Prompt, int, int] | None = None  # the first that is short enough, though it may not be taken
         shortest, too_long = math.inf, 0
-        for position in range(start, start + 2 * len(rows)):  # the rest of an epoch and a whole one: every row
-            row = rows[self._permutation(source, position // len(rows))[position % len(rows)]]
+        for position in self._mixture.ahead(source):
+            row = rows[self._mixture.row(source, position)]
             free = self.history.may_take(row_index(source, row))
             if spare and not free:
                 continue
@@ -155,8 +121,7 @@ class PromptStream:
 
     def _hand_out(self, source: int, prompt: Prompt, position: int, too_long: int) -> Prompt:
         """Count the prompt found at `position`, and the too long ones before it."""
-        self._taken[source] += 1
-        self._position[source] = position + 1
+        self._mixture.hand_out(source, position)
         self.skipped_long += too_long
         self.history.hand_out(prompt.index)
         return prompt
@@ -167,14 +132,6 @@ class PromptStream:
             _LOG.warning("%s[%d]: %s has fewer prompts left than a step takes; passed-over ones fill its share "
                          "(curriculum.skip_right, skip_wrong)", self.section, source, self.names[source])  # fmt: skip
 
-    def _permutation(self, source: int, epoch: int) -> NDArray[np.int64]:
-        if self._order.get(source, (-1,))[0] != epoch:
-            self._order[source] = (
-                epoch,
-                permutation(len(self._rows[source]), (self.seed, ORDER_STREAM, source, epoch)),
-            )
-        return self._order[source][1]
-
     def _prompt(self, source: int, row: Row) -> Prompt:
         return make_prompt(row, source, self.sources[source], self.names[source], self.tokenizer, self.section)
 
@@ -182,15 +139,6 @@ class PromptStream:
         for source, rows in enumerate(self._rows):
             for row in rows:
                 _check_length(self._prompt(source, row), row, f"{self.section}[{source}]", self.max_prompt_tokens)
-
-
-def permutation(count: int, key: Sequence[int]) -> NDArray[np.int64]:
-    """A random order of range(count) from `key`: the ranks of `count` raw Philox numbers.
-
-    Raw bit streams are the part of numpy.random whose values are the same in every version.
-    """
-    numbers = np.random.Philox(np.random.SeedSequence(list(key))).random_raw(count)
-    return np.argsort(numbers, kind="stable").astype(np.int64)
 
 
 def row_index(number: int, row: Row) -> int:
@@ -210,6 +158,7 @@ def make_prompt(row: Row, number: int, source: SourceConfig, name: str, tokenize
         source=name,
         verifier=row.verifier,
         prefill=rendered.prefill,
+        messages=as_messages(row.prompt, source.system),
     )
 
 

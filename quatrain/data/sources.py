@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quatrain.config import SourceConfig
+from quatrain.config import DataConfig, SourceConfig
 from quatrain.errors import SettingError, nearest
 from quatrain.registry import Registry, existing_file, is_file_reference, load_attribute
 
-Messages = tuple[Mapping[str, str], ...]
+Messages = tuple[Mapping[str, Any], ...]  # each with the texts role and content
 Task = Callable[..., Iterable[Mapping[str, Any]]]
 TASKS: Registry[Task] = Registry("task")
 
@@ -48,6 +48,15 @@ def load_rows(source: SourceConfig, setting: str = "prompts[0]") -> list[Row]:
     if "prompt" in source.columns:
         raise SettingError(f"{setting}.columns.prompt", source.columns["prompt"], "another name than prompt",
                            f"to choose the column that is asked, set {setting}.prompt")  # fmt: skip
+    moved = frozenset({"prompt", *source.columns.values()})
+    return [
+        _row(data, source.offset + index, source, fields, moved, setting)
+        for index, data in enumerate(read_rows(source, setting))
+    ]
+
+
+def read_rows(source: SourceConfig | DataConfig, setting: str) -> list[Mapping[str, Any]]:
+    """The rows of `source` within its offset and limit, as they are; SettingError when there are none."""
     stop = None if source.limit is None else source.offset + source.limit
     try:
         rows = list(islice(_open(source, setting), source.offset, stop))
@@ -59,11 +68,10 @@ def load_rows(source: SourceConfig, setting: str = "prompts[0]") -> list[Row]:
         after = f" after offset {source.offset}" if source.offset else ""
         raise SettingError(f"{setting}.source", f"{source.source} with no rows{after}", "at least one row",
                            "check the file or the options")  # fmt: skip
-    moved = frozenset({"prompt", *source.columns.values()})
-    return [_row(data, source.offset + index, source, fields, moved, setting) for index, data in enumerate(rows)]
+    return rows
 
 
-def source_names(sources: Sequence[SourceConfig]) -> list[str]:
+def source_names(sources: Sequence[SourceConfig | DataConfig]) -> list[str]:
     """A distinct name for each source: its own, or one taken from where it comes from (`gsm8k/train.jsonl`: gsm8k)."""
     names: list[str] = []
     for source in sources:
@@ -91,7 +99,7 @@ def _name(source: str) -> str:
     return path.parent.name if path.stem in common and path.parent.name else path.stem
 
 
-def _open(source: SourceConfig, setting: str) -> Iterator[Mapping[str, Any]]:
+def _open(source: SourceConfig | DataConfig, setting: str) -> Iterator[Mapping[str, Any]]:
     """Rows as the task gives them, each checked to be a mapping."""
     reference, arguments = source.source, ()
     task: Task
@@ -118,7 +126,7 @@ def _named_task(name: str, setting: str) -> Task:
     return TASKS.get(name, f"{setting}.source")
 
 
-def _call(task: Task, arguments: Sequence[str], source: SourceConfig) -> Iterable[Any]:
+def _call(task: Task, arguments: Sequence[str], source: SourceConfig | DataConfig) -> Iterable[Any]:
     if not callable(task):
         raise SettingError("source", source.source, "a function", f"it is a {type(task).__name__}")
     signature = inspect.signature(task)
@@ -273,7 +281,7 @@ def _row(
     if fields is None:
         value = _column(data, source.prompt, number, setting, "prompt")
         prompt = _checked_prompt(value, number, setting)
-        question = prompt if isinstance(prompt, str) else _spoken(prompt)
+        question = spoken(prompt)
     else:
         texts = [_text(data, column, number, setting) for _, column in fields[:-1]]
         prompt = "".join(literal + text for (literal, _), text in zip(fields, [*texts, ""], strict=True))
@@ -282,9 +290,7 @@ def _row(
     for new, old in source.columns.items():
         columns[new] = _column(data, old, number, setting, f"columns.{new}")
     verifier = _verifier(data, number, source, setting)
-    if any(map(_HALF.search, [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt])):
-        raise SettingError(f"{setting}.prompt", f"half of a surrogate pair in row {number + 1}", "whole characters",
-                           "repair the text, or remove the row")  # fmt: skip
+    check_characters(prompt, f"{setting}.prompt", number)
     return Row(number=number, prompt=prompt, question=question, columns=columns, verifier=verifier)
 
 
@@ -322,8 +328,32 @@ def _text(data: Mapping[str, Any], column: str, number: int, setting: str) -> st
     return str(value)
 
 
-def _spoken(messages: Messages) -> str:
-    return "\n".join(message["content"] for message in messages if message["role"] != "system")
+def spoken(prompt: str | Messages) -> str:
+    """What a prompt asks: its text, or that of all messages but the system's."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(message["content"] for message in prompt if message["role"] != "system")
+
+
+def check_characters(text: str | Messages, place: str, number: int) -> None:
+    """SettingError for half of a surrogate pair, which no tokenizer can read, in row `number`."""
+    if any(map(_HALF.search, [text] if isinstance(text, str) else [message["content"] for message in text])):
+        raise SettingError(place, f"half of a surrogate pair in row {number + 1}", "whole characters",
+                           "repair the text, or remove the row")  # fmt: skip
+
+
+def checked_messages(value: Any, place: str, number: int) -> Messages:
+    """The messages of row `number`; SettingError unless each has the texts `role` and `content`."""
+    where = f"row {number + 1}"
+    if not isinstance(value, (list, tuple)):
+        raise SettingError(place, f"{type(value).__name__} in {where}", "a string or a list of messages",
+                           'e.g. [{"role": "user", "content": "..."}]')  # fmt: skip
+    for message in value:
+        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise SettingError(place, f"{message!r} in {where}", "messages with the texts role and content",
+                               'e.g. {"role": "user", "content": "..."}')  # fmt: skip
+    return tuple(value)
 
 
 def _checked_prompt(value: Any, number: int, setting: str) -> str | Messages:
@@ -333,16 +363,9 @@ def _checked_prompt(value: Any, number: int, setting: str) -> str | Messages:
     place, where = f"{setting}.prompt", f"row {number + 1}"
     if isinstance(value, str):
         raise SettingError(place, f"an empty string in {where}", "a prompt with text", "remove the row")
-    if not isinstance(value, (list, tuple)):
-        raise SettingError(place, f"{type(value).__name__} in {where}", "a string or a list of messages",
-                           'e.g. [{"role": "user", "content": "..."}]')  # fmt: skip
-    for message in value:
-        texts = [message.get(key) for key in ("role", "content")] if isinstance(message, Mapping) else [None]
-        if not all(isinstance(text, str) for text in texts):
-            raise SettingError(place, f"{message!r} in {where}", "messages with the texts role and content",
-                               'e.g. {"role": "user", "content": "..."}')  # fmt: skip
-    if not value or value[-1]["role"] in ("assistant", "system"):
-        last = value[-1]["role"] if value else "no message"
+    messages = checked_messages(value, place, number)
+    if not messages or messages[-1]["role"] in ("assistant", "system"):
+        last = messages[-1]["role"] if messages else "no message"
         raise SettingError(place, f"{last} as the last message of {where}", "a last message that the model answers",
                            "end with the user's; open the answer with the setting prefill")  # fmt: skip
-    return tuple(value)
+    return messages

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from quatrain.config import VerifierConfig
+from quatrain.config import OfflineRecipe, VerifierConfig
 from quatrain.errors import SettingError
 from quatrain.methods.session import Keeper, rubrics, session_recipe, sources
 from quatrain.recipe_file import as_setting_error
@@ -37,20 +37,24 @@ def train(
         train("recipes/demo.yaml", "train.steps=4", output="runs/demo-4")
 
     Keywords are the settings of docs/recipes.md: those of the top level, and by their own names those of `rollout`,
-    `algorithm` and `train` (`steps=20`, `preset="dapo"`, `group_size=8`). `prompts` and `held_out` are a source, rows,
-    texts, or sources; `verifiers` a function, a kind, a list of these, or what a recipe has. Rows and functions are
+    `algorithm` and `train` (`steps=20`, `preset="dapo"`, `group_size=8`). With `algorithm="sft"` (`"dpo"`, ...) the run
+    is an offline one, whose rows are `data`. `prompts`, `data` and `held_out` are a source, rows, texts, or sources;
+    `verifiers` a function, a kind, a list of these, or what a recipe has. Rows and functions are
     kept in the run's folder, so the same call in another session (or `quatrain train RUN/recipe.yaml`) resumes it.
 
     Raises SettingError for a mistake, ResumeError when the folder holds another run, Interrupted after Ctrl-C.
     """
     wanted, keeper = session_recipe(recipe, overrides, settings)
-    from quatrain.methods.online import train as run
+    from quatrain.methods import offline, online
     from quatrain.methods.run_folder import settle_recipe
     from quatrain.telemetry.console import Console
 
     settle_recipe(Path(wanted.output), wanted)  # before anything is written into another run's folder
     keeper.write()
-    return run(wanted, Console(io.StringIO(), terminal=False) if quiet else None)
+    console = Console(io.StringIO(), terminal=False) if quiet else None
+    if isinstance(wanted, OfflineRecipe):
+        return offline.train(wanted, console)
+    return online.train(wanted, console)
 
 
 def evaluate(

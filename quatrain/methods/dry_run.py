@@ -2,19 +2,64 @@
 
 from itertools import chain
 
-from quatrain.algorithms import ALGORITHMS
-from quatrain.config import Recipe, batch_arithmetic
+from quatrain.algorithms import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineAlgorithm
+from quatrain.config import AnyRecipe, OfflineRecipe, Recipe, batch_arithmetic, warnings_of
 from quatrain.data.chat import render
+from quatrain.data.formats import load_examples
 from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.data.prompts import load_sources
 from quatrain.errors import SettingError
+from quatrain.methods.offline_run import check_best_metric, open_data
+from quatrain.models.load import EMBEDDED, load_max_positions, load_tokenizer
+from quatrain.planner.models import find_model
 from quatrain.rewards.rubric import build_verifiers
 from quatrain.rollout import ENGINES
 
+KNOWN_AS = {EMBEDDED: "HuggingFaceTB/SmolLM2-135M"}  # so that nothing need be converted to count its parameters
 
-def dry_run(recipe: Recipe) -> None:
+
+def dry_run(recipe: AnyRecipe) -> None:
     """Read the data, build the verifiers, check the overlap, render a prompt when the tokenizer is at hand."""
+    if isinstance(recipe, OfflineRecipe):
+        _dry_run_offline(recipe)
+    else:
+        _dry_run_online(recipe)
+    print(f"the recipe is whole; it would write to {recipe.output}")
+
+
+def _dry_run_offline(recipe: OfflineRecipe) -> None:
+    algorithm: OfflineAlgorithm = OFFLINE_ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm)
+    print(f"algorithm: {recipe.algorithm.name}, on {algorithm.data}")
+    check_best_metric(recipe, algorithm)
+    for section, sources in (("data", recipe.data), ("held_out", recipe.held_out)):
+        counts = [(len(load_examples(source, algorithm.data, f"{section}[{number}]")), source.source)
+                  for number, source in enumerate(sources)]  # fmt: skip
+        print(f"{section}: {', '.join(f'{count} from {name}' for count, name in counts) or 'none'}")
+    try:
+        tokenizer = load_tokenizer(recipe.model.path, local_only=True)
+        limit = load_max_positions(recipe.model.path, local_only=True)
+    except SettingError:
+        print(f"tokenizer of {recipe.model.path} is not on this machine: rows were read but not rendered")
+        return
+    examples, held_out = open_data(recipe, algorithm, tokenizer, limit)
+    print(f"{len(examples)} examples can be trained on, {len(held_out)} are held out")
+    example = examples.take(1)[0]
+    print(f"first example, {len(example.samples[0].token_ids)} tokens:\n{example.prompt}{example.answers[0]}")
+
+
+def unusual_settings(recipe: Recipe) -> list[str]:
+    """`warnings_of` the recipe, with the size of its model where the planner knows it."""
+    try:
+        model, _ = find_model(KNOWN_AS.get(recipe.model.path, recipe.model.path))
+    except SettingError:
+        return warnings_of(recipe)
+    return warnings_of(recipe, model.parameters, model.experts > 0)
+
+
+def _dry_run_online(recipe: Recipe) -> None:
     print(batch_arithmetic(recipe))
+    for line in unusual_settings(recipe):
+        print(f"warning: {line}")
     build_verifiers(recipe.rubrics).close()
     print(f"verifiers: {', '.join(f'{name}.{part}' for name, parts in recipe.verifiers.items() for part in parts)}")
     loaded = {"held_out": load_sources(recipe.held_out, "held_out", recipe.verifiers)}
@@ -31,12 +76,9 @@ def dry_run(recipe: Recipe) -> None:
     ENGINES.get(recipe.rollout.engine, "rollout.engine")
     print(f"algorithm: {recipe.algorithm.name}, preset {recipe.algorithm.preset}; engine: {recipe.rollout.engine}")
     _render_one(recipe, loaded["prompts"][0][0])
-    print(f"the recipe is whole; it would write to {recipe.output}")
 
 
 def _render_one(recipe: Recipe, row: object) -> None:
-    from quatrain.models.load import load_tokenizer
-
     try:
         tokenizer = load_tokenizer(recipe.model.path, local_only=True)
     except SettingError:

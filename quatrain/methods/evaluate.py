@@ -124,11 +124,12 @@ def evaluation_path(folder: Path, step: int) -> Path:
 
 
 def load_evaluation(folder: Path, step: int) -> Evaluation | None:
-    """A saved evaluation, or None."""
+    """A saved evaluation with answers, or None (an offline run's has measures alone)."""
     path = evaluation_path(folder, step)
     if not path.is_file():
         return None
-    return Evaluation.from_json(json.loads(path.read_text(encoding="utf-8")))
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return None if "measures" in data else Evaluation.from_json(data)
 
 
 def question_key(prompts: Sequence[Prompt], sampling: SamplingConfig, samples: int) -> str:

@@ -29,8 +29,9 @@ from quatrain.methods.run import eval_sampling
 from quatrain.methods.run_folder import read_recipe
 from quatrain.methods.subject import Asking, Modes, Step, ask, chosen_step, load_subject, settle, with_model_of
 from quatrain.models.load import load_language_model
+from quatrain.models.scalar import load_scalar_model
 from quatrain.telemetry.console import Console
-from quatrain.train.checkpoint import checkpoint_path, checkpoints, load_weights
+from quatrain.train.checkpoint import checkpoint_path, checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def sample_target(target: str, asking: Asking, *, step: Step = None, prompts: in
 
 
 def export_run(run: Path, to: Path, *, merge: bool, step: Step = None) -> None:
-    """Write the policy of a run as a Hugging Face folder, never over an existing one."""
+    """Write the policy (or reward model) of a run as a Hugging Face folder, never over an existing one."""
     recipe = read_recipe(run)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise SettingError("--to", str(to), "a new or empty folder", "choose another name")
@@ -152,16 +153,18 @@ def export_run(run: Path, to: Path, *, merge: bool, step: Step = None) -> None:
     if number == 0:
         raise SettingError("--step", step, f"a saved step ({checkpoints(run) or 'none yet'})",
                            "train further or choose one of these")  # fmt: skip
-    policy = checkpoint_path(run, number) / "policy"
+    saved = checkpoint_path(run, number)
+    scalar = (saved / "reward").is_dir()
+    folder = saved / ("reward" if scalar else "policy")
     if recipe.model.lora is None or not merge:
         if merge:
             raise SettingError("--merge", True, "a run with model.lora", "leave it out: the weights are whole already")
-        shutil.copytree(policy, to, dirs_exist_ok=True)
-    else:
-        lm = load_language_model(recipe.model)
-        load_weights(lm, policy)
-        lm.module.merge_and_unload().save_pretrained(to)
+        shutil.copytree(folder, to, dirs_exist_ok=True)
+    else:  # a folder of adapters is loaded merged
+        config = recipe.model.model_copy(update={"path": str(folder), "lora": None})
+        lm = load_scalar_model(config, fresh_head=False) if scalar else load_language_model(config)
+        lm.module.save_pretrained(to)
         lm.tokenizer.save_pretrained(to)
-    kind = "adapter" if recipe.model.lora is not None and not merge else "model"
+    kind = "adapter" if recipe.model.lora is not None and not merge else "reward model" if scalar else "model"
     print(f"{kind} of {run} written to {to}; load it with transformers"
           + (f" (base model: {recipe.model.path})" if kind == "adapter" else ""))  # fmt: skip

@@ -6,16 +6,16 @@ prompts -> rollouts -> scores -> credit -> batches -> update -> publish the weig
 import itertools
 from collections.abc import Sequence
 
-import numpy as np
-
 from quatrain.algorithms import Group
 from quatrain.config import Recipe, batch_arithmetic
-from quatrain.errors import Interrupted, NonFiniteError, QuatrainError
+from quatrain.errors import Interrupted, QuatrainError
+from quatrain.methods.dry_run import unusual_settings
 from quatrain.methods.refill import Attempt, attempts, chosen, missing, refill_metrics
 from quatrain.methods.result import Result
 from quatrain.methods.run import Run, held_out, open_run
-from quatrain.methods.run_folder import save_rollouts, save_samples
+from quatrain.methods.run_folder import save_rollouts
 from quatrain.methods.step_metrics import Stopwatch, rollout_metrics
+from quatrain.methods.updates import make_updates
 from quatrain.rollout import Request
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.metrics import Metric, merge_metrics
@@ -29,6 +29,8 @@ def train(recipe: Recipe, console: Console | None = None) -> Result:
     console = console or Console()
     with console, open_run(recipe, console) as run:
         console.say(batch_arithmetic(recipe))
+        for line in unusual_settings(recipe):
+            console.warn(line)
         try:
             before = held_out(run, 0, interruptible=True)
             console.start(recipe.train.steps, run.step + 1)
@@ -39,11 +41,7 @@ def train(recipe: Recipe, console: Console | None = None) -> Result:
             run.save()  # there already; but which checkpoints are the best is known only now
             return Result(run.folder, run.step, before, after)
         except Interrupted:
-            path = run.save()
-            run.log.event("interrupted", "stopped by the user", run.step)
-            raise Interrupted(
-                f"stopped after step {run.step}, saved in {path}; run the same command to go on"
-            ) from None
+            raise run.record.interrupted() from None
 
 
 def online_step(run: Run, step: int) -> dict[str, Metric]:
@@ -69,15 +67,8 @@ def online_step(run: Run, step: int) -> dict[str, Metric]:
     samples = run.learner.annotate(samples, streams_needed(run), run.phase("reference"))
     samples, credit = run.algorithm.credit(to_groups(kept, samples))
 
-    updates = []
-    for number, batch in enumerate(update_batches(run.recipe, samples, step), 1):
-        if number == 1:
-            run.stop.check()
-        try:
-            updates.append(run.learner.update(batch, run.algorithm, step, run.phase(f"update {number}")))
-        except NonFiniteError as error:
-            path = save_samples(run.folder, step, error.samples)
-            raise NonFiniteError(f"step {step}: {error}; they are written to {path}") from None
+    updates = make_updates(run, samples, step)
+    steered = run.algorithm.finish_step(samples)
     run.engine.update_weights(step)
     clock.lap("update")
     for attempt in tried:
@@ -89,7 +80,7 @@ def online_step(run: Run, step: int) -> dict[str, Metric]:
         save_rollouts(run.folder, step, rollouts, [score for attempt in kept for score in attempt.scores], samples)
     sampled = [rollout for attempt in tried for rollout in attempt.rollouts]
     refill = refill_metrics(tried, wanted) if run.recipe.algorithm.refill_rounds else {}
-    return merge_metrics(rollout_metrics(sampled), refill, credit, *updates, clock.metrics(sampled))
+    return merge_metrics(rollout_metrics(sampled), refill, credit, *updates, steered, clock.metrics(sampled))
 
 
 def sample(run: Run, prompts: Sequence[Prompt], step: int, first: int) -> list[Rollout]:
@@ -162,15 +153,3 @@ def streams_needed(run: Run) -> frozenset[str]:
     """What the algorithm asks for, and the old log-probabilities when weights move before the last update."""
     several = run.recipe.train.updates_per_step * run.recipe.train.epochs > 1
     return run.algorithm.needs.streams | ({"old_logprobs"} if several else set())
-
-
-def update_batches(recipe: Recipe, samples: Sequence[Sample], step: int) -> list[list[Sample]]:
-    """The samples of each update: groups stay whole; from the second epoch on they are shuffled anew."""
-    groups = list(range(recipe.train.prompts_per_step))
-    batches = []
-    for epoch in range(recipe.train.epochs):
-        order = groups if epoch == 0 else np.random.default_rng((recipe.seed, 2, step, epoch)).permutation(groups)
-        for part in np.array_split(order, recipe.train.updates_per_step):
-            chosen = set(part.tolist())
-            batches.append([item for item in samples if item.group in chosen])
-    return [batch for batch in batches if batch]

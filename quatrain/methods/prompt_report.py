@@ -10,13 +10,14 @@ from quatrain.data.history import PromptHistory
 from quatrain.data.prompts import load_sources, row_index
 from quatrain.data.sources import source_names
 from quatrain.methods.run_folder import last_checkpoint, read_recipe
+from quatrain.recipe_file import online
 from quatrain.telemetry.console import Console
 from quatrain.train.checkpoint import checkpoint_path
 
 
 def prompt_report(run: Path, count: int, as_json: bool = False) -> None:
     """Print success by source and the `count` hardest and easiest prompts; as JSON every prompt, hardest first."""
-    recipe, step = read_recipe(run), last_checkpoint(run)
+    recipe, step = online(read_recipe(run)), last_checkpoint(run)
     state = json.loads((checkpoint_path(run, step) / "state" / "trainer.json").read_text(encoding="utf-8"))
     history = PromptHistory(recipe.curriculum)
     history.load_state_dict(state.get("history", {}))

@@ -76,6 +76,18 @@ class Result:
         found = {step: load_evaluation(self.folder, step) for step in steps}
         return {step: one for step, one in found.items() if one is not None}
 
+    @property
+    def measured(self) -> dict[int, dict[str, float]]:
+        """What the evaluations of an offline run say, by step: `result.measured[40]["eval/loss"]`."""
+        folder = self.folder / "evaluations"
+        saved = {step: json.loads((folder / f"step-{step:06d}.json").read_text(encoding="utf-8"))
+                 for step in _numbered(folder, ".json")}  # fmt: skip
+        return {
+            step: {name: float("nan") if value is None else value for name, value in data["measures"].items()}
+            for step, data in saved.items()
+            if "measures" in data
+        }
+
     def gain(self, name: str = "correct") -> dict[str, Any] | None:
         """Held-out means before and after with 95 % intervals; None without an evaluation of both.
 
@@ -125,16 +137,21 @@ class Result:
         return "\n".join([*lines, *_aligned(self._table())])
 
     def _facts(self) -> list[tuple[str, str]]:
-        """Reward at the start and the end, and what is missing for a comparison."""
+        """Reward (offline: loss) at the start and the end, and what is missing for a comparison."""
         curves = self.metrics
         facts = []
-        if "reward/mean" in curves:
-            reward = curves["reward/mean"]
-            share = max(1, len(reward) // 5)
-            first, last, few = mean(reward[:share]), mean(reward[-share:]), _steps(share).removeprefix("1 ")
-            facts.append(("training reward", f"{first:.3f} in the first {few}, {last:.3f} in the last {few}"
-                          if len(reward) > 1 else f"{first:.3f}"))  # fmt: skip
-        if self.before is None or self.after is None:
+        name = next((name for name in ("reward/mean", "train/loss") if name in curves), None)
+        if name is not None:
+            values = curves[name]
+            share = max(1, len(values) // 5)
+            first, last, few = mean(values[:share]), mean(values[-share:]), _steps(share).removeprefix("1 ")
+            facts.append((f"training {'loss' if name.endswith('loss') else 'reward'}",
+                          f"{first:.3f} in the first {few}, {last:.3f} in the last {few}"
+                          if len(values) > 1 else f"{first:.3f}"))  # fmt: skip
+        if measured := self.measured:
+            facts.append(("held-out loss", ", ".join(f"{measured[step]['eval/loss']:.4g} at step {step}"
+                                                     for step in sorted({min(measured), max(measured)}))))  # fmt: skip
+        elif self.before is None or self.after is None:
             why = "evaluated at the end" if self.evaluations else "none (give the run held_out prompts to measure it)"
             facts.append(("held-out", why))
         return facts

@@ -9,6 +9,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ import pyarrow.parquet as pq
 import torch
 import yaml
 
-from quatrain.config import ModelConfig, Recipe
+from quatrain.config import AnyRecipe, LabelRecipe, ModelConfig
 from quatrain.errors import QuatrainError, ResumeError, SettingError
-from quatrain.methods.evaluate import load_evaluation
+from quatrain.methods.evaluate import Evaluation, evaluation_path, without_nan
 from quatrain.models.load import resolve_model
 from quatrain.recipe_file import differences, load_recipe, read_settings
+from quatrain.sandbox import in_use
 from quatrain.telemetry.files import disk_errors, replace_text
+from quatrain.telemetry.metrics import Mean, Metric
 from quatrain.train.checkpoint import checkpoints
 from quatrain.types import Rollout, Sample, Score
 
@@ -51,7 +54,7 @@ def owned(folder: Path) -> Iterator[None]:
         yield
 
 
-def settle_recipe(folder: Path, recipe: Recipe) -> list[str]:
+def settle_recipe(folder: Path, recipe: AnyRecipe | LabelRecipe) -> list[str]:
     """Hold the recipe to the saved one, if there is one; returns the differences, all of them allowed.
 
     Raises ResumeError that lists settings on which the result depends and that have changed; SettingError for a folder
@@ -66,7 +69,7 @@ def settle_recipe(folder: Path, recipe: Recipe) -> list[str]:
     if path.is_file():
         new = recipe.model_dump(mode="json")
         changed = differences(read_settings(path), new)
-        free = FREE + (("train.steps",) if recipe.train.schedule == "constant" else ())
+        free = FREE + (("train.steps", "train.epochs") if _constant(recipe) else ())
         refused = [
             line for line in changed if not line.startswith(tuple(f"{name}{end}" for name in free for end in ".:["))
         ]
@@ -78,13 +81,18 @@ def settle_recipe(folder: Path, recipe: Recipe) -> list[str]:
     return changed
 
 
-def save_recipe(folder: Path, recipe: Recipe) -> None:
+def _constant(recipe: AnyRecipe | LabelRecipe) -> bool:
+    """Whether more steps leave those that are done as they are."""
+    return not isinstance(recipe, LabelRecipe) and recipe.train.schedule == "constant"
+
+
+def save_recipe(folder: Path, recipe: AnyRecipe | LabelRecipe) -> None:
     """Write the resolved recipe; done once all its parts are loaded, so that a mistake in it can still be mended."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     replace_text(folder / "recipe.yaml", text)
 
 
-def read_recipe(folder: Path) -> Recipe:
+def read_recipe(folder: Path) -> AnyRecipe:
     """The recipe of a run. Raises SettingError when the folder is no run."""
     path = folder / "recipe.yaml"
     if not path.is_file():
@@ -106,6 +114,7 @@ def environment() -> dict[str, Any]:
         "cpu_threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "packages": versions,
+        **({"sandbox": used} if (used := in_use()) else {}),  # the backend's name, and what it isolates with
     }
 
 
@@ -163,8 +172,13 @@ def save_rollouts(
 ) -> None:
     """RUN/rollouts/step-000012.parquet: a row per completion, with its score and mean advantage."""
     advantages: dict[int, list[float]] = {}
+    kl: dict[int, list[float]] = {}
     for sample in samples:
-        advantages.setdefault(sample.completion, []).extend(sample.streams["advantages"])
+        streams = sample.streams
+        advantages.setdefault(sample.completion, []).extend(streams["advantages"])
+        if "reference_logprobs" in streams:
+            gap = streams.get("old_logprobs", streams["sampler_logprobs"]) - streams["reference_logprobs"]
+            kl.setdefault(sample.completion, []).extend(gap.tolist())
     rows = [
         {
             "step": step,
@@ -181,6 +195,7 @@ def save_rollouts(
             "status": score.status,
             "error": score.error,
             "advantage": float(sum(own) / len(own)) if (own := advantages.get(number)) else None,
+            "kl_k1": kl.get(number),  # per trained token, of sampling weights and reference
             "token_ids": rollout.trajectories[0].token_ids.tolist(),
             "prompt_tokens": len(rollout.prompt.token_ids),
             "policy_version": int(rollout.trajectories[0].policy_version[-1]),
@@ -223,20 +238,55 @@ def save_samples(folder: Path, step: int, samples: Sequence[Any]) -> Path:
 
 
 def best_steps(folder: Path, metric: str, count: int, *others: int) -> list[int]:
-    """The `count` steps with the highest held-out `metric`, best first, among those with a checkpoint and `others`.
+    """The `count` steps with the highest held-out `metric` (the lowest loss), best first.
 
-    Those compete whose evaluation asked the same as the latest one's. Of equals the earlier step is better; NaN and the
-    start of the run (step 0) never win.
+    Steps with a checkpoint compete, and `others`, where their evaluation asked the same as the latest one's. Of equals
+    the earlier step is better; NaN and the start of the run (step 0) never win.
     """
     steps = sorted({*checkpoints(folder), *others} - {0})
-    done = [evaluation for step in steps if (evaluation := load_evaluation(folder, step)) is not None]
+    done = [found for step in steps if (found := load_measures(folder, step)) is not None]
+    sign = -1 if metric.endswith("loss") else 1
     values = {
-        evaluation.step: evaluation.metrics()[metric].value
-        for evaluation in done
-        if evaluation.asked == done[-1].asked and metric in evaluation.metrics()
+        found.step: sign * found.values[metric]
+        for found in done
+        if found.asked == done[-1].asked and metric in found.values
     }
     ranked = sorted(values, key=lambda step: (-values[step], step))
     return [step for step in ranked if not math.isnan(values[step])][:count]
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """The numbers of a held-out evaluation, whatever it asked; equal `asked` can be compared."""
+
+    step: int
+    asked: str
+    values: Mapping[str, float]
+
+    def metrics(self) -> dict[str, Metric]:
+        """As metrics of a step."""
+        return {name: Mean(value, 1) for name, value in self.values.items()}
+
+
+def save_measures(folder: Path, step: int, asked: str, values: Mapping[str, float]) -> Measures:
+    """RUN/evaluations/step-000040.json of an offline run."""
+    path = evaluation_path(folder, step)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, json.dumps(without_nan({"step": step, "asked": asked, "measures": dict(values)}), indent=1))
+    return Measures(step, asked, values)
+
+
+def load_measures(folder: Path, step: int) -> Measures | None:
+    """The numbers of a saved evaluation of either method, or None."""
+    path = evaluation_path(folder, step)
+    if not path.is_file():
+        return None
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if "measures" not in data:
+        evaluation = Evaluation.from_json(data)
+        return Measures(step, evaluation.asked, {name: one.value for name, one in evaluation.metrics().items()})
+    values = {name: math.nan if value is None else value for name, value in data["measures"].items()}
+    return Measures(step, data["asked"], values)
 
 
 def best_step(folder: Path, metric: str) -> int:

@@ -12,14 +12,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quatrain.config import AlgorithmConfig, Recipe, RolloutConfig, Section, SourceConfig, TrainConfig, merge
+from quatrain.config import (
+    AlgorithmConfig,
+    AnyRecipe,
+    DataConfig,
+    OfflineRecipe,
+    OfflineTrainConfig,
+    Recipe,
+    RolloutConfig,
+    Section,
+    SourceConfig,
+    TrainConfig,
+    is_offline,
+    merge,
+)
 from quatrain.errors import SettingError, nearest
 from quatrain.recipe_file import apply_override, expand, read_settings, validate_recipe
 from quatrain.rewards.session import function_file, function_name
 
 SECTIONS: dict[str, type[Section]] = {"rollout": RolloutConfig, "algorithm": AlgorithmConfig, "train": TrainConfig}
-SECTION_OF = {name: section for section, model in SECTIONS.items() for name in model.model_fields}
-LISTED = ("prompts", "held_out", "verifiers")  # given in Python they replace the recipe's, other sections are laid on
+OFFLINE_SECTIONS: dict[str, type[Section]] = {"train": OfflineTrainConfig}
+LISTED = ("prompts", "data", "held_out", "verifiers")  # given in Python they replace the recipe's, others are laid on
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Keeper:
         return str(self.folder / name)
 
 
-def session_recipe(recipe: Any, overrides: Sequence[str], given: Mapping[str, Any]) -> tuple[Recipe, Keeper]:
+def session_recipe(recipe: Any, overrides: Sequence[str], given: Mapping[str, Any]) -> tuple[AnyRecipe, Keeper]:
     """The recipe of a call, and the keeper of its files: a YAML's settings, then keywords, then `key.sub=value`."""
     if isinstance(recipe, str) and "=" in recipe and not Path(recipe).exists():
         recipe, overrides = None, (recipe, *overrides)
@@ -68,7 +81,7 @@ def session_recipe(recipe: Any, overrides: Sequence[str], given: Mapping[str, An
         apply_override(data, override)
     output = expand(data.setdefault("output", Recipe.model_fields["output"].default), "output")
     keeper = Keeper(Path(str(output)) / "session")
-    for section in ("prompts", "held_out"):
+    for section in ("prompts", "data", "held_out"):
         if section in data:
             data[section] = sources(data[section], keeper, section)
     if "verifiers" in data:
@@ -82,17 +95,21 @@ def settings_of(given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, 
     A keyword is a setting of the recipe's top level, or by its own name one of rollout, algorithm or train.
     """
     data = dict(base)
+    offline = is_offline({**base, **given})
+    top = (OfflineRecipe if offline else Recipe).model_fields
+    section_of = {name: section for section, model in (OFFLINE_SECTIONS if offline else SECTIONS).items()
+                  for name in model.model_fields}  # fmt: skip
     for name, value in given.items():
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
-        if name in Recipe.model_fields:
+        if name in top:
             old = data.get(name)
             both = isinstance(old, Mapping) and isinstance(value, Mapping) and name not in LISTED
             data[name] = merge(old, value) if both else value  # type: ignore[arg-type]
-        elif name not in SECTION_OF:
-            known = [*Recipe.model_fields, *SECTION_OF]
+        elif name not in section_of:
+            known = [*top, *section_of]
             raise SettingError(name, "an unknown keyword", "a known setting", nearest(name, known))
-    for name in set(given) & set(SECTION_OF):
-        section = SECTION_OF[name]
+    for name in set(given) & set(section_of):
+        section = section_of[name]
         if isinstance(given.get(section), Mapping) and name in given[section]:
             raise SettingError(name, given[name], f"one of {name} and {section}[{name!r}]", "leave one of them out")
         data[section] = {**(data.get(section) or {}), name: given[name]}
@@ -124,7 +141,7 @@ def _items(value: Any, setting: str) -> list[Any]:
 
 
 def _is_source(item: Mapping[str, Any]) -> bool:
-    return "source" in item and set(item) <= set(SourceConfig.model_fields)
+    return "source" in item and set(item) <= {*SourceConfig.model_fields, *DataConfig.model_fields}
 
 
 def _source(item: Mapping[str, Any], keeper: Keeper, setting: str) -> dict[str, Any]:
@@ -136,12 +153,12 @@ def _source(item: Mapping[str, Any], keeper: Keeper, setting: str) -> dict[str, 
 
 
 def _row(item: Any, place: str) -> Mapping[str, Any]:
-    """A text is a row with nothing but a prompt."""
+    """A text is a row with nothing but a prompt (in `data`, nothing but a text)."""
     if isinstance(item, str) and item.endswith((".jsonl", ".parquet")):
-        raise SettingError(place, item, "the text of a prompt", f"for files: [{{'source': {item!r}}}, ...]")
+        raise SettingError(place, item, "a text", f"for files: [{{'source': {item!r}}}, ...]")
     if not isinstance(item, (str, Mapping)):
         raise SettingError(place, item, "a mapping of columns, or a text", "e.g. {'prompt': ..., 'answer': ...}")
-    return {"prompt": item} if isinstance(item, str) else item
+    return {"text" if place.startswith("data") else "prompt": item} if isinstance(item, str) else item
 
 
 def rubrics(value: Any, keeper: Keeper) -> Any:

@@ -25,15 +25,19 @@ class Stopwatch:
         self._lap = now
 
     def metrics(self, rollouts: Sequence[Rollout]) -> dict[str, Metric]:
-        """time/..., speed/... and memory/..."""
-        total = time.perf_counter() - self._start
+        """time/..., speed/... and memory/... of an online step."""
         tokens = sum(rollout.num_tokens for rollout in rollouts)
+        rate = tokens / max(self._phases.get("rollout", time.perf_counter() - self._start), 1e-9)
+        return {**self.metrics_of(tokens), "speed/rollout_tokens_per_s": Last(rate)}
+
+    def metrics_of(self, tokens: int) -> dict[str, Metric]:
+        """time/..., speed/... and memory/... of a step that trained on so many tokens."""
+        total = time.perf_counter() - self._start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return {
             **{f"time/{phase}_s": Last(seconds) for phase, seconds in self._phases.items()},
             "time/step_s": Last(total),
             "speed/tokens_per_s": Last(tokens / total),
-            "speed/rollout_tokens_per_s": Last(tokens / max(self._phases.get("rollout", total), 1e-9)),
             "memory/rss_peak_gib": Last(peak / 2**30),
         }
 

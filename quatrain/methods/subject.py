@@ -14,7 +14,7 @@ from quatrain.methods.evaluate import Evaluation, evaluate
 from quatrain.methods.run import open_engine, prompt_room
 from quatrain.methods.run_folder import best_step, read_recipe
 from quatrain.models.load import LanguageModel, load_language_model
-from quatrain.recipe_file import apply_override, load_recipe, validate_recipe
+from quatrain.recipe_file import apply_override, load_recipe, online, validate_recipe
 from quatrain.rewards.rubric import build_verifiers
 from quatrain.telemetry.console import Console
 from quatrain.train.checkpoint import checkpoint_path, checkpoints, load_weights
@@ -54,15 +54,19 @@ def settle(target: str, asking: Asking) -> Recipe:
     """
     task, verifier = asking.task, asking.verifier
     chosen = held_out_set(task) if task is not None else None
-    if is_run(target):
-        data = read_recipe(Path(target)).model_dump(mode="json")
+    own = read_recipe(Path(target)) if is_run(target) else None
+    if own is not None and own.algorithm.name == "reward_model":
+        raise SettingError("target", target, "a model that answers", "this run trained a reward model: score answers "
+                           f"with `quatrain score reward_model ROWS.jsonl --set path={target}`")  # fmt: skip
+    if isinstance(own, Recipe):
+        data = own.model_dump(mode="json")
     elif asking.recipe is not None:
-        data = load_recipe(asking.recipe).model_dump(mode="json")
-        data["model"]["path"] = target
+        data = online(load_recipe(asking.recipe)).model_dump(mode="json")
+        data["model"] = own.model.model_dump(mode="json") if own else data["model"] | {"path": target}
     elif task is not None and (verifier is not None or chosen is not None):
-        data = {"model": {"path": target}, "prompts": []}
+        data = {"model": own.model.model_dump(mode="json") if own else {"path": target}, "prompts": []}
     else:
-        raise SettingError("target", target, "a run folder, or a model with --task and --verifier or with --recipe",
+        raise SettingError("target", target, "an online run, or a model with --task and --verifier or with --recipe",
                            "add them")  # fmt: skip
     if chosen is not None:
         ask_set(data, chosen)
@@ -74,7 +78,7 @@ def settle(target: str, asking: Asking) -> Recipe:
             source |= {"verifier": None, "verifier_column": None}
     for change in asking.changes:
         apply_override(data, change)
-    settled = validate_recipe(data)
+    settled = online(validate_recipe(data))
     if not settled.held_out:
         raise SettingError("held_out", "nothing", "held-out prompts in the recipe", "give --task SOURCE")
     return settled
@@ -88,7 +92,7 @@ def with_model_of(recipe: Recipe, target: str, changes: Sequence[str]) -> Recipe
     for change in changes:
         if change.startswith(("model.dtype=", "model.device=", "model.attention=")):
             apply_override(data, change)
-    return validate_recipe(data)
+    return online(validate_recipe(data))
 
 
 def load_subject(target: str, recipe: Recipe, step: Step = None) -> Subject:

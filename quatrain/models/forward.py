@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from quatrain.batch import Outputs, TrainBatch
@@ -50,25 +51,34 @@ def head(lm: LanguageModel, hidden: Tensor) -> Tensor:
     return torch.tanh(logits / softcap) * softcap if softcap else logits
 
 
+def scalar_head(lm: LanguageModel, hidden: Tensor) -> Tensor:
+    """What the score head (or the policy's value head) says of hidden states, (..., K), in float32 at least."""
+    layer = lm.causal.score if hasattr(lm.causal, "score") else lm.causal.value_head
+    dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+    bias = None if layer.bias is None else layer.bias.to(dtype)
+    with torch.autocast(lm.device.type, enabled=False):
+        return linear(hidden.to(dtype), layer.weight.to(dtype), bias)
+
+
 def token_outputs(
     lm: LanguageModel,
     batch: TrainBatch,
     temperature: float,
     *,
     entropy_gradient: bool = False,
+    values: bool = False,
     reference_hidden_N: Tensor | None = None,
     reference: LanguageModel | None = None,
 ) -> Outputs:
     """Log-probability and exact entropy of every trained token at `temperature` (nats, at least float32).
 
     With `reference_hidden_N` (hidden states of the reference at the same positions) also the exact KL to it, through
-    the head of `reference` (None: the model's own, which an adapter leaves as it is).
+    the head of `reference` (None: the model's own, which an adapter leaves as it is). With `values` also what the
+    value head on this model says at these positions.
     The N tokens are taken in chunks of LOGITS_BYTES; several chunks are recomputed in the backward pass, so that the
     logits of all tokens never exist at once.
     """
-    with lm.arithmetic():
-        hidden = hidden_states(lm, batch)
-        hidden_N = _at(hidden, batch)
+    hidden_N = predicting_hidden(lm, batch)
     target_N = batch.target_N.to(lm.device)
     chunk = max(1, LOGITS_BYTES // (4 * lm.vocabulary))
 
@@ -94,20 +104,27 @@ def token_outputs(
             pieces.append(piece(hidden_N[part], target_N[part], other))
     logprobs_N, entropy_N, kl_N = (torch.cat(columns) for columns in zip(*pieces, strict=True))
     return Outputs(
-        logprobs_N=logprobs_N, entropy_N=entropy_N, full_kl_N=kl_N if reference_hidden_N is not None else None
+        logprobs_N=logprobs_N,
+        entropy_N=entropy_N,
+        full_kl_N=kl_N if reference_hidden_N is not None else None,
+        values_NK=scalar_head(lm, hidden_N) if values else None,
     )
 
 
 def trained_hidden(lm: LanguageModel, batch: TrainBatch) -> Tensor:
     """Hidden states at the positions that predict the N trained tokens, without gradient."""
-    with torch.no_grad(), lm.arithmetic():
+    with torch.no_grad():
+        return predicting_hidden(lm, batch)
+
+
+def predicting_hidden(lm: LanguageModel, batch: TrainBatch) -> Tensor:
+    """Hidden states at the positions that predict the N trained tokens, (N, hidden).
+
+    `index_select`, because the gradient of `hidden[index]` adds the completions that share a prompt position in an
+    order that differs from run to run.
+    """
+    with lm.arithmetic():
         hidden = hidden_states(lm, batch)
-    return _at(hidden, batch)
-
-
-def _at(hidden: Tensor, batch: TrainBatch) -> Tensor:
-    """Hidden states of the N positions. `index_select`, because the gradient of `hidden[index]` adds the completions
-    that share a prompt position in an order that differs from run to run."""
     return hidden.reshape(-1, hidden.shape[-1]).index_select(0, batch.logit_index_N.to(hidden.device))
 
 

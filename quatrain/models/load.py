@@ -1,13 +1,14 @@
-"""Loading causal language models: the embedded default, a Hugging Face folder, or an id."""
+"""Loading language models: the embedded default, a Hugging Face folder, or an id."""
 
 import contextlib
 import importlib.metadata
 import io
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LanguageModel:
-    """A causal language model with what is needed to sample from it and train it.
+    """A decoder with what is needed to sample from it, train it, or read numbers from it (`quatrain.models.scalar`).
 
     `module` is the Hugging Face model (a PeftModel with adapters); `autocast` is the arithmetic of its matrix
     products when that differs from the stored weights.
@@ -37,10 +38,11 @@ class LanguageModel:
     autocast: torch.dtype | None
     eos_ids: frozenset[int]
     max_positions: int
+    offloaded: bool = False  # the weights wait on the host until `at_hand`
 
     @property
     def causal(self) -> Any:
-        """The `...ForCausalLM` itself, adapters (if any) in place inside it."""
+        """The `...ForCausalLM` (`...ForSequenceClassification`) itself, adapters (if any) in place inside it."""
         return self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
 
     @property
@@ -53,6 +55,17 @@ class LanguageModel:
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
+
+    @contextlib.contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Context in which an offloaded model's weights are on its device; nothing for any other."""
+        if self.offloaded:
+            self.module.to(self.device)
+        try:
+            yield
+        finally:
+            if self.offloaded:
+                self.module.to("cpu")
 
     @contextlib.contextmanager
     def inference(self) -> Iterator[None]:
@@ -74,17 +87,70 @@ def load_language_model(config: ModelConfig, *, trainable: bool = True) -> Langu
     the weights it is a copy of, so that the KL to it starts at exactly 0.
     """
     from transformers import AutoModelForCausalLM
+
+    dtype = DTYPES[config.dtype]
+    stored = torch.float32 if dtype is torch.bfloat16 and config.lora is None else dtype
+    module, _ = load_module(AutoModelForCausalLM, config, stored)
+    if any("SequenceClassification" in name for name in module.config.architectures or []):
+        raise SettingError("model.path", config.path, "a language model", "this one gives scores, not text")
+    return prepare(module, load_tokenizer(config.path), config, trainable)
+
+
+def load_reference(config: ModelConfig) -> LanguageModel:
+    """A frozen copy of a model as `config.reference` says; offloaded, its weights wait on the host.
+
+    In another dtype than the weights it is a copy of, the KL to it does not start at exactly 0: bfloat16 keeps 8 bits.
+    """
+    from transformers import AutoModelForCausalLM
+
+    own = config.reference
+    if own.dtype is None and not own.offload:
+        return load_language_model(config, trainable=False)
+    placed = config.model_copy(update={"device": "cpu" if own.offload else config.device})
+    if own.dtype is None:
+        lm = load_language_model(placed, trainable=False)
+    else:
+        placed = placed.model_copy(update={"dtype": own.dtype})
+        module, _ = load_module(AutoModelForCausalLM, placed, DTYPES[own.dtype])
+        lm = prepare(module, load_tokenizer(config.path), placed, trainable=False)
+    return replace(lm, device=pick_device(config.device), offloaded=own.offload)
+
+
+def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """A transformers module of an auto class `kind` with weights in `dtype`, and which weights were not found.
+
+    A folder with adapters is the model that they were trained on, with the adapters merged in float32 at least.
+    """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     folder = resolve_model(config.path)
-    adapters = config.lora is not None
-    dtype = DTYPES[config.dtype]
-    stored = torch.float32 if dtype is torch.bfloat16 and not adapters else dtype
-    device = pick_device(config.device)
     with _one_line("model.path", config.path):
-        module = AutoModelForCausalLM.from_pretrained(folder, dtype=stored, attn_implementation=config.attention)
-    tokenizer = load_tokenizer(config.path)
+        base = adapter_base(folder)
+        if base is not None:
+            from quatrain.models.lora import merge_adapter
+
+            wide = torch.promote_types(dtype, torch.float32)
+            module, found = load_module(kind, config.model_copy(update={"path": base}), wide, **options)
+            return merge_adapter(module, folder, found).to(dtype), found
+        module, found = kind.from_pretrained(
+            folder, dtype=dtype, attn_implementation=config.attention, output_loading_info=True, **options
+        )
+    return module, found
+
+
+def adapter_base(folder: str) -> str | None:
+    """The path of the model that the adapters in `folder` belong to; None for whole weights and for a hub id."""
+    path = Path(folder) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
+
+
+def prepare(module: Any, tokenizer: Any, config: ModelConfig, trainable: bool) -> LanguageModel:
+    """The loaded module with adapters and on the device as `config` says."""
+    adapters = config.lora is not None
+    dtype, device = DTYPES[config.dtype], pick_device(config.device)
     disable_dropout(module)
     if adapters:
         from quatrain.models.lora import add_adapters
@@ -118,6 +184,18 @@ def load_tokenizer(path: str, local_only: bool = False) -> Any:
         return AutoTokenizer.from_pretrained(resolve_model(path), local_files_only=local_only)
 
 
+def load_max_positions(path: str, local_only: bool = False) -> int:
+    """`max_positions` of a model whose weights are not needed."""
+    from transformers import AutoConfig
+
+    folder = resolve_model(path)
+    base = adapter_base(folder)
+    if base is not None:
+        return load_max_positions(base, local_only)
+    with _one_line("model.path", path):
+        return max_positions(AutoConfig.from_pretrained(folder, local_files_only=local_only))
+
+
 @contextlib.contextmanager
 def _one_line(setting: str, value: str) -> Iterator[None]:
     """A missing folder, an unknown id, an unsupported model type or torn weights, said in one line."""
@@ -131,15 +209,30 @@ def _one_line(setting: str, value: str) -> Iterator[None]:
 
 
 def resolve_model(path: str) -> str:
-    """The folder (or hub id) behind a recipe's `model.path`; converts the embedded model at its first use."""
+    """The folder (or hub id) behind a recipe's `model.path`; converts the embedded model at its first use.
+
+    Of a run's folder it is the last checkpoint's policy, or its reward model.
+    """
     if path == EMBEDDED:
         return str(embedded_model())
     folder = Path(path).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
+    if (folder / "recipe.yaml").is_file():
+        return str(_trained(folder))
+    if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise SettingError("model.path", path, "a folder with config.json", "give the folder that holds the model")
     if not folder.exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise SettingError("model.path", path, "an existing folder", "check the path")
     return str(folder) if folder.is_dir() else path
+
+
+def _trained(run: Path) -> Path:
+    """What a run trained, at its last checkpoint; absolute, because adapters note where their base lies."""
+    parts = [step / part for step in sorted(run.absolute().glob("checkpoints/step-*"), reverse=True)
+             for part in ("policy", "reward")]  # fmt: skip
+    found = next((part for part in parts if part.is_dir()), None)
+    if found is None:
+        raise SettingError("model.path", str(run), "a run with a checkpoint", "train it first, or give another model")
+    return found
 
 
 def cache_folder() -> Path:

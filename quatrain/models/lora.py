@@ -13,21 +13,25 @@ POLICY, REFERENCE = "default", "reference"
 
 
 def add_adapters(module: Any, config: ModelConfig) -> Any:
-    """`module` with a trainable adapter in float32 (float64 models: float64).
+    """`module` with a trainable adapter in float32 (float64 models: float64); a score head is trained and kept with it.
 
     A fresh adapter starts as the base, so the reference is the base with the adapter off. An adapter that was trained
-    before (`lora.adapter`, for instance SFT) is loaded twice: one copy is trained, the other stays as the reference.
+    before (`lora.adapter`, for instance SFT) is loaded twice: one copy is trained, the other stays as the reference
+    (a model with a score head has none).
     """
     from peft import LoraConfig as PeftLora
     from peft import PeftModel, get_peft_model
 
     lora = config.lora
     assert lora is not None
+    scalar = hasattr(module, "score")
     try:
         if lora.adapter is None:
             settings = PeftLora(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets,
-                                lora_dropout=0.0, task_type="CAUSAL_LM")  # fmt: skip
+                                lora_dropout=0.0, task_type="SEQ_CLS" if scalar else "CAUSAL_LM")  # fmt: skip
             wrapped = get_peft_model(module, settings)
+        elif scalar:
+            wrapped = _continued(module, lora.adapter)
         else:
             wrapped = PeftModel.from_pretrained(module, lora.adapter, adapter_name=POLICY, is_trainable=True)
             wrapped.load_adapter(lora.adapter, adapter_name=REFERENCE, is_trainable=False)
@@ -41,6 +45,37 @@ def add_adapters(module: Any, config: ModelConfig) -> Any:
             parameter.data = parameter.data.float()
         if f".{REFERENCE}." in name:
             parameter.requires_grad_(False)
+    return wrapped
+
+
+def merge_adapter(module: Any, folder: str, found: dict[str, Any]) -> Any:
+    """`module` with the adapter in `folder` added to its weights; a score head that comes with it is no longer missing.
+
+    From here on the model is known by `folder`, so that adapters trained on it note the right base.
+    """
+    from peft import PeftConfig, PeftModel
+
+    scalar = hasattr(module, "score")
+    trained_head = PeftConfig.from_pretrained(folder).task_type == "SEQ_CLS"
+    if trained_head and not scalar:
+        raise ValueError("it gives scores, not text")
+    wrapped = _continued(module, folder) if scalar else PeftModel.from_pretrained(module, folder)
+    if trained_head:
+        found["missing_keys"] = {name for name in found["missing_keys"] if not name.startswith("score.")}
+    merged = wrapped.merge_and_unload()
+    merged.name_or_path = merged.config._name_or_path = folder
+    return merged
+
+
+def _continued(module: Any, adapter: str) -> Any:
+    """A model with a score head and a saved adapter; of a causal model's adapter, the head stays the module's."""
+    from peft import PeftConfig, get_peft_model, load_peft_weights, set_peft_model_state_dict
+
+    settings = PeftConfig.from_pretrained(adapter)
+    settings.task_type, settings.inference_mode = "SEQ_CLS", False
+    head = {f"base_model.model.score.{name}": weight for name, weight in module.score.state_dict().items()}
+    wrapped = get_peft_model(module, settings)
+    set_peft_model_state_dict(wrapped, {**head, **load_peft_weights(adapter, device="cpu")})
     return wrapped
 
 

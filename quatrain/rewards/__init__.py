@@ -15,10 +15,12 @@ from quatrain.rewards import (  # noqa: F401 - they register
     json_schema,
     judge,
     language,
+    local_judge,
     math_equal,
     numeric,
     pattern,
     reflection,
+    reward_model,
     shaping,
 )
 from quatrain.rewards.build import build_verifier

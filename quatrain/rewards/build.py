@@ -1,6 +1,8 @@
 """From a recipe's section to a verifier."""
 
 import ast
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -40,11 +42,20 @@ def build_verifier(config: VerifierConfig, setting: str = "verifier") -> Verifie
         return Guarded(FunctionVerifier(config.kind, limits), limits)
     if not hasattr(piece, "Settings"):
         raise SettingError(f"{setting}.kind", config.kind, "a verifier class with Settings", "see docs/verifiers.md")
+    return Guarded(_made(piece, extra, limits), limits)
+
+
+def judge_of(kind: Literal["judge", "local_judge"], settings: Mapping[str, Any], timeout_s: float) -> Any:
+    """A judge by itself, to compare pairs with (`preferences`)."""
+    limits = Limits(name="judge", setting="judge", timeout_s=timeout_s)
+    return _made(VERIFIERS.get(kind, "judge.kind"), settings, limits)
+
+
+def _made(piece: Any, settings: Mapping[str, Any], limits: Limits) -> Any:
     try:
-        settings = piece.Settings.model_validate(extra)
+        return piece(piece.Settings.model_validate(settings), limits)
     except ValidationError as error:
-        raise as_setting_error(error, piece.Settings, setting) from None
-    return Guarded(piece(settings, limits), limits)
+        raise as_setting_error(error, piece.Settings, limits.setting) from None
 
 
 def _defines_class(reference: str) -> bool:

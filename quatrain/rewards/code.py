@@ -18,7 +18,15 @@ from quatrain.rewards.code_inside.frames import frames
 from quatrain.rewards.code_inside.values import NotPlain
 from quatrain.rewards.code_rows import Asserts, Call, Calls, NoTests, Streams, Suite, read_suite
 from quatrain.rewards.verifier import VERIFIERS, Example, Kind, Limits, Scope, label, scored_text
-from quatrain.sandbox import Layers, Outcome, Pool, SandboxError, Task, find_packages, why_not
+from quatrain.sandbox import (
+    CannotIsolate,
+    Choice,
+    Isolation,
+    Outcome,
+    SandboxError,
+    Task,
+    build_backend,
+)
 from quatrain.sandbox import Limits as JobLimits
 from quatrain.types import Rollout, Score
 
@@ -32,7 +40,6 @@ _SERVE_CALLS = b"from code_inside.calls import serve_calls\nserve_calls()"
 _RUN_SUITE = b"from code_inside.suite import main\nmain()"
 
 _ONE = "```python\ndef add(a, b):\n    return a + b\n```"
-Isolation = Literal["namespace", "none_i_accept_the_risk"]
 
 
 class CodeSettings(Section):
@@ -40,6 +47,9 @@ class CodeSettings(Section):
 
     reward: Literal["all", "share"] = Field("all", description="1 when all tests pass, or the share of them that do")
     isolation: Isolation = Field("namespace", description="what keeps programs from this machine; see docs/sandbox.md")
+    runtime: str | None = Field(None, description="of `isolation: oci`: runsc, kata, runc, or a path with options")
+    address: str | None = Field(None, description="of `isolation: remote`: http://HOST:PORT of the service")
+    token_env: str = Field("QUATRAIN_SANDBOX_TOKEN", description="environment variable with the service's token")
     workers: Positive = 2
     memory_mib: Positive = 512
     output_kib: Positive = Field(1024, description="a program that writes more has failed")
@@ -90,23 +100,38 @@ class Code:
 
     def __init__(self, settings: CodeSettings, limits: Limits) -> None:
         self.settings, self.limits = settings, limits
-        layers = Layers() if settings.isolation == "namespace" else Layers(("limits",))
-        if settings.isolation == "namespace" and (reason := why_not()):
-            do = f"{reason}; or accept the risk: isolation: none_i_accept_the_risk"
-            raise SettingError(f"{limits.setting}.isolation", settings.isolation, "a machine that can isolate", do)
+        job = JobLimits(timeout_s=limits.timeout_s, memory_mib=settings.memory_mib, output_kib=settings.output_kib)
+        choice = Choice(
+            isolation=settings.isolation,
+            runtime=settings.runtime,
+            address=settings.address,
+            token_env=settings.token_env,
+        )
         try:
-            packages = (_INSIDE, *find_packages(settings.packages).items())
+            self._sandbox = build_backend(
+                choice, job, workers=settings.workers, packages=settings.packages, own=(_INSIDE,)
+            )
+        except CannotIsolate as error:
+            do = f"{error}; or accept the risk: isolation: none_i_accept_the_risk"
+            raise SettingError(f"{limits.setting}.isolation", settings.isolation, "one that isolates", do) from None
         except SandboxError as error:
             raise SettingError(
                 f"{limits.setting}.packages", settings.packages, "installed packages", str(error)
             ) from None
-        job = JobLimits(timeout_s=limits.timeout_s, memory_mib=settings.memory_mib, output_kib=settings.output_kib)
-        self._sandbox = Pool(job, workers=settings.workers, packages=packages, layers=layers)
 
     async def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score]:
         """One score per rollout; tests of all of them run side by side in the workers."""
         prepared = await asyncio.to_thread(self._prepare, rollouts)  # parsing long rows would hold up the event loop
-        return await asyncio.gather(*(self._score(suite, program) for suite, program in prepared))
+        scores: list[Score] = [Score(status="error", error="not judged")] * len(rollouts)
+        todo = iter(enumerate(prepared))
+
+        async def lane() -> None:
+            for index, (suite, program) in todo:
+                scores[index] = await self._score(suite, program)
+
+        # a few at a time: beginning with all of them at once would hold it up too
+        await asyncio.gather(*(lane() for _ in range(2 * self.settings.workers)))
+        return scores
 
     def _prepare(self, rollouts: Sequence[Rollout]) -> list[tuple[Suite | None, str]]:
         """Each rollout's tests (None: it has none) and program; the tests are read once for a group's completions."""

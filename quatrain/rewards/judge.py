@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,20 +120,33 @@ class Judge:
                 won[other].append(1 - result)
         return [_ranked(results, fault) for results, fault in zip(won, faults, strict=True)]
 
-    async def _compare(self, one: Rollout, other: Rollout) -> float | NoVerdict:
+    def preferences(self, pairs: Sequence[tuple[Rollout, Rollout]], rubrics: Sequence[str] = ()) -> list[float]:
+        """1 when the first is better, 0 when the second is, 1/2 for a tie, NaN without a verdict; blocks.
+
+        `rubrics` has one text per pair, by default the setting's.
+        """
+
+        async def ask() -> list[float | NoVerdict]:
+            texts = rubrics or [self._settings.rubric] * len(pairs)
+            asked = (self._compare(*pair, text) for pair, text in zip(pairs, texts, strict=True))
+            return await asyncio.gather(*asked)
+
+        return [math.nan if isinstance(found, NoVerdict) else found for found in asyncio.run(ask())]
+
+    async def _compare(self, one: Rollout, other: Rollout, rubric: str | None = None) -> float | NoVerdict:
         """1 when `one` is better, 0 when `other` is, 1/2 for a tie."""
         texts = self._text(one), self._text(other)
         filled = [bool(rollout.text.strip()) for rollout in (one, other)]
         if texts[0] == texts[1] or not all(filled):
             return 0.5 + (filled[0] - filled[1]) / 2
         try:
-            said = await asyncio.gather(self._choose(one, *texts), self._choose(one, *texts[::-1]))
+            said = await asyncio.gather(self._choose(one, *texts, rubric), self._choose(one, *texts[::-1], rubric))
         except NoVerdict as error:
             return error
         return {("first", "second"): 1.0, ("second", "first"): 0.0}.get((said[0], said[1]), 0.5)
 
-    async def _choose(self, rollout: Rollout, first: str, second: str) -> str:
-        question = pair(self._settings.rubric, self._task(rollout), first, second, self._reference(rollout))
+    async def _choose(self, rollout: Rollout, first: str, second: str, rubric: str | None) -> str:
+        question = pair(rubric or self._settings.rubric, self._task(rollout), first, second, self._reference(rollout))
         return await self._answer(question, lambda reply: read_choice(reply, question.code))
 
     async def _answer(self, question: Question, read: Callable[[str], T]) -> T:

@@ -6,8 +6,10 @@ import platform
 from pathlib import Path
 
 from quatrain.sandbox.image import build_image
-from quatrain.sandbox.job import Limits, SandboxError, Task
-from quatrain.sandbox.worker import Layers, Worker, WorkerFailed
+from quatrain.sandbox.inside.exchange import WorkerFailed
+from quatrain.sandbox.job import Limits, Outcome, SandboxError, Task
+from quatrain.sandbox.pool import start_worker
+from quatrain.sandbox.worker import Layers
 
 _ATTEMPTS = """
 import ctypes, json, os, socket
@@ -23,7 +25,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 def succeeds(number, *arguments):
     return libc.syscall(number, *arguments) >= 0
 attempt("reads a file of this machine", lambda: open(secret).close())
-attempt("reads /proc", lambda: os.listdir("/proc"))
+attempt("reads /proc", lambda: bool(os.listdir("/proc")))
 attempt("writes outside its own folder", lambda: open("/x", "w").close())
 attempt("writes into the interpreter", lambda: open(os.path.dirname(os.__file__) + "/x.py", "w").close())
 attempt("makes a socket", lambda: socket.socket(socket.AF_INET))
@@ -41,24 +43,35 @@ print(json.dumps(breaches))
 """
 
 
+CANARY = Task(_ATTEMPTS.encode(), f"{__file__}\n".encode())
+CANARY_S = 10.0
+
+
 @functools.cache
-def why_not(layers: Layers | None = None) -> str:
+def why_not(layers: Layers | None = None, runtime: str | None = None) -> str:
     """Empty when a canary in a real worker could do nothing; else one line: what failed and what to do about it."""
+    remedy = _remedy() if runtime is None else f"install or repair the runtime {runtime}; docs/sandbox.md says how"
     try:
-        worker = Worker(build_image(), Limits(), layers or Layers())
+        worker = start_worker(build_image(), Limits(), layers or Layers(), runtime)
     except (WorkerFailed, SandboxError, OSError) as error:
-        return f"{error}; {_remedy()}"
+        return f"{error}; {remedy}"
     try:
-        (outcome,) = worker.run([Task(_ATTEMPTS.encode(), f"{__file__}\n".encode())], 10.0)
+        (outcome,) = worker.run([CANARY], CANARY_S)
     except WorkerFailed as error:
-        return f"{error}; {_remedy()}"
+        return f"{error}; {remedy}"
     finally:
         worker.kill()
+    reason = breaches(outcome)
+    return f"{reason}; {remedy}" if reason else ""
+
+
+def breaches(outcome: Outcome) -> str:
+    """What the canary could do, from what came of it; empty when that was nothing."""
     try:
-        breaches = json.loads(outcome.output)
+        said = json.loads(outcome.output)
     except ValueError:
         return f"a test program did not answer ({outcome.status}, exit status {outcome.exit_status})"
-    return f"a test program {', '.join(breaches)}; {_remedy()}" if breaches else ""
+    return f"a test program {', '.join(said)}" if said else ""
 
 
 def _remedy() -> str:

@@ -54,7 +54,12 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """What isolates, for the record of a run: `namespace`, or `none`."""
+        """Which backend this is, for the record of a run: `namespace`, `oci: RUNTIME`, `remote: ADDRESS` or `none`."""
+        ...
+
+    @property
+    def isolates(self) -> str:
+        """In words, what stands between a program and the machine."""
         ...
 
     async def run(self, tasks: Sequence[Task], timeout_s: float | None = None) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""The embedded backend: a few warm workers, each owned by a thread, behind an async call."""
+"""The local backends: a few warm workers, each owned by a thread, behind an async call."""
 
 import asyncio
 import queue
@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from quatrain.sandbox.image import Image, build_image
+from quatrain.sandbox.inside.exchange import WorkerFailed
 from quatrain.sandbox.job import Limits, Outcome, SandboxError, Task
-from quatrain.sandbox.worker import Layers, Worker, WorkerFailed
+from quatrain.sandbox.oci import OciWorker, own_kernel
+from quatrain.sandbox.worker import Layers, Worker
 
+_AnyWorker = Worker | OciWorker
 _Job = tuple[Sequence[Task], float, "Future[list[Outcome]]"]
 
 
@@ -27,19 +30,39 @@ class Pool:
         workers: int = 2,
         packages: tuple[tuple[str, str], ...] = (),
         layers: Layers | None = None,
+        runtime: str | None = None,
     ) -> None:
+        self._runtime = runtime
         self.limits, self.layers = limits or Limits(), layers or Layers()
         self._packages, self._workers = packages, workers
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._running: set[Worker] = set()
+        self._running: set[_AnyWorker] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
     @property
     def name(self) -> str:
-        """`namespace`, or `none` for a pool without."""
+        """`namespace`, `oci: RUNTIME`, or `none` for a pool without."""
+        if self._runtime is not None:
+            return f"oci: {self._runtime}"
         return "namespace" if "namespaces" in self.layers.names else "none"
+
+    @property
+    def isolates(self) -> str:
+        """Which wall stands around a program."""
+        if "namespaces" not in self.layers.names:
+            return "nothing: a plain process with limits"
+        inner = "namespaces, no capability, a list of system calls, limits"
+        if self._runtime is None:
+            return f"{inner}; this machine's kernel"
+        outer = "a kernel of its own" if own_kernel(self._runtime) else "a container on this machine's kernel"
+        return f"{inner}; {outer}"
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
 
     async def run(self, tasks: Sequence[Task], timeout_s: float | None = None) -> list[Outcome]:
         """See `Backend.run`; the clock starts when a worker starts the job, not in the queue."""
@@ -71,7 +94,7 @@ class Pool:
 
     def _serve(self) -> None:
         """The life of one thread and its worker."""
-        worker: Worker | None = None
+        worker: _AnyWorker | None = None
         try:
             while (job := self._jobs.get()) is not None:
                 tasks, timeout_s, future = job
@@ -84,8 +107,8 @@ class Pool:
                 self._end(worker)
 
     def _run(
-        self, worker: Worker | None, tasks: Sequence[Task], timeout_s: float, future: "Future[list[Outcome]]"
-    ) -> Worker | None:
+        self, worker: _AnyWorker | None, tasks: Sequence[Task], timeout_s: float, future: "Future[list[Outcome]]"
+    ) -> _AnyWorker | None:
         """Answer `future`, if need be by a second worker; returns the worker for the next job."""
         failure = "a fault in the sandbox's own code"
         try:
@@ -107,16 +130,21 @@ class Pool:
                 said = "was closed" if self._closed.is_set() else f"failed twice: {failure}"
                 future.set_exception(SandboxError(f"the sandbox {said}"))
 
-    def _start(self) -> Worker:
+    def _start(self) -> _AnyWorker:
         image: Image = build_image(self._packages)
-        worker = Worker(image, self.limits, self.layers)
+        worker = start_worker(image, self.limits, self.layers, self._runtime)
         with self._lock:
             self._running.add(worker)
             if self._closed.is_set():
                 worker.interrupt()
         return worker
 
-    def _end(self, worker: Worker) -> None:
+    def _end(self, worker: _AnyWorker) -> None:
         worker.kill()
         with self._lock:
             self._running.discard(worker)
+
+
+def start_worker(image: Image, limits: Limits, layers: Layers, runtime: str | None) -> _AnyWorker:
+    """A worker in namespaces of its own, or in a container of `runtime`. Raises WorkerFailed."""
+    return Worker(image, limits, layers) if runtime is None else OciWorker(image, limits, layers, runtime)

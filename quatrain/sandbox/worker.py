@@ -1,12 +1,9 @@
 """This side of one worker: starting it, handing it a job, collecting what the job wrote. Blocking; see pool.py."""
 
 import contextlib
-import fcntl
-import itertools
 import json
 import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -16,18 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from quatrain.sandbox.image import INSIDE, Image, library_path, python_path
+from quatrain.sandbox.inside.exchange import WorkerFailed, receive, run_job
 from quatrain.sandbox.inside.program import MEMORY_EXIT
 from quatrain.sandbox.job import Limits, Outcome, Status, Task
 
 START_LIMIT_S = 30.0
 GRACE_S = 5.0  # how long after its limit a job may still be unanswered before its worker counts as stopped
-READ_BYTES = 1 << 16
 JOB_UID = 1000  # the user inside, when there are two to choose from
+SPARES = 2  # processes that wait for the next job, which count as its user's
 SERVER_MIB = 256  # what the fork server itself may take, beside its jobs
-
-
-class WorkerFailed(Exception):
-    """The worker died, stopped answering or could not do its part; the job is not to blame."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Worker:
                 start_new_session=True,
             )
         try:
-            self._receive(time.monotonic() + START_LIMIT_S)
+            receive(self._control, time.monotonic() + START_LIMIT_S)
         except WorkerFailed as failure:
             said = self.kill().strip().splitlines()
             raise WorkerFailed(f"{failure}{': ' + said[-1] if said else ''}") from None
@@ -91,157 +85,65 @@ class Worker:
     def run(self, tasks: Sequence[Task], timeout_s: float) -> list[Outcome]:
         """Run one job; see `Backend.run`. After a WorkerFailed the worker is of no further use."""
         self._job += 1
-        with contextlib.ExitStack() as kept:
-            with contextlib.ExitStack() as given:
-                passed, outputs = _channels(tasks, given, kept)
-                request = {"id": self._job, "timeout_s": timeout_s, "tasks": [len(own) for own in passed],
-                           "limits": _limits(self._limits, timeout_s)}  # fmt: skip
-                try:
-                    socket.send_fds(self._control, [json.dumps(request).encode()], [*itertools.chain(*passed)])
-                except OSError as error:
-                    raise WorkerFailed(f"the worker is gone: {error}") from None
-            collected = [_Output(descriptor, self._limits.output_kib << 10) for descriptor in outputs]
-            reply = self._collect(collected, time.monotonic() + timeout_s + GRACE_S)
-            return _outcomes(reply, collected)
-
-    def _collect(self, outputs: "list[_Output]", deadline: float) -> dict[str, Any]:
-        """Read what the tasks write until the fork server says that they are gone."""
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        by_descriptor = {output.descriptor: output for output in outputs}
-        for descriptor in by_descriptor:
-            poll.register(descriptor, select.POLLIN)
-        while True:
-            events = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not events or self._control.fileno() in (descriptor for descriptor, _ in events):
-                reply = self._receive(deadline)
-                for output in outputs:
-                    while output.read():
-                        pass
-                return reply
-            for descriptor, _ in events:
-                output = by_descriptor[descriptor]
-                if not output.read():
-                    poll.unregister(descriptor)
-                    if output.over:
-                        with contextlib.suppress(OSError):  # a worker that is gone shows at the next receive
-                            self._control.send(json.dumps({"stop": self._job}).encode())
-
-    def _receive(self, deadline: float) -> dict[str, Any]:
-        """The next message, which must not be of a failure."""
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise WorkerFailed("the worker does not answer")
-        try:
-            data = self._control.recv(READ_BYTES)
-        except OSError as error:
-            raise WorkerFailed(f"the worker is gone: {error}") from None
-        if not data:
-            raise WorkerFailed("the worker ended")
-        message = json.loads(data)
-        if "failed" in message:
-            raise WorkerFailed(message["failed"])
-        return message
+        request = job_request(self._job, timeout_s)
+        given = [(task.program, task.stdin) for task in tasks]
+        reply, outputs = run_job(self._control, given, request, self._limits.output_kib << 10, GRACE_S)
+        return outcomes(reply, [bytes(one.data) for one in outputs], [one.over for one in outputs])
 
 
-class _Output:
-    """What came out of one task, up to a cap; a task that writes more is stopped."""
-
-    def __init__(self, descriptor: int, cap: int) -> None:
-        self.descriptor, self._cap = descriptor, cap
-        self.data, self.over = bytearray(), False
-
-    def read(self) -> bool:
-        """Take what is there; False at its end, at the cap, and when nothing is there."""
-        try:
-            part = os.read(self.descriptor, READ_BYTES)
-        except BlockingIOError:
-            return False
-        self.data += part[: self._cap - len(self.data)]
-        self.over = self.over or (len(part) > 0 and len(self.data) >= self._cap)
-        return bool(part) and not self.over
+def job_request(job: int, timeout_s: float) -> dict[str, float]:
+    """What the fork server is told about a job, beside its descriptors."""
+    # threads may use more than one processor, so less than wall time allows
+    return {"id": job, "timeout_s": timeout_s, "cpu_s": math.ceil(timeout_s) + 1}
 
 
-def _channels(
-    tasks: Sequence[Task], given: contextlib.ExitStack, kept: contextlib.ExitStack
-) -> tuple[list[list[int]], list[int]]:
-    """Descriptors for each task (program, standard input, standard output, further ones), and where to read outputs.
-
-    `given` closes here what the tasks now hold, so that a pipe ends when its last task does.
-    """
-    passed, outputs = [], []
-    for task in tasks:
-        read, write = os.pipe()
-        kept.callback(os.close, read)
-        given.callback(os.close, write)
-        os.set_blocking(read, False)
-        outputs.append(read)
-        files = [_sealed_file(task.program), _sealed_file(task.stdin)]
-        for descriptor in files:
-            given.callback(os.close, descriptor)
-        passed.append([*files, write])
-    if len(tasks) == 2:
-        there, back = os.pipe(), os.pipe()
-        for descriptor in (*there, *back):
-            given.callback(os.close, descriptor)
-        passed[0] += [back[0], there[1]]
-        passed[1] += [there[0], back[1]]
-    return passed, outputs
-
-
-def _sealed_file(data: bytes) -> int:
-    """A file in memory that nobody can change any more: a job that writes to it fails, and cannot grow it."""
-    descriptor = os.memfd_create("job", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    left = memoryview(data)
-    while left:
-        left = left[os.write(descriptor, left) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
-    return descriptor
-
-
-def _outcomes(reply: dict[str, Any], outputs: Sequence[_Output]) -> list[Outcome]:
+def outcomes(reply: dict[str, Any], outputs: Sequence[bytes], over: Sequence[bool]) -> list[Outcome]:
+    """What the fork server says about each task, with what it wrote and whether that was too much."""
     result = []
-    flooded = any(output.over for output in outputs)
-    for index, ((status, cpu_s, peak_kib), output) in enumerate(zip(reply["tasks"], outputs, strict=True)):
+    for index, (status, cpu_s, peak_kib) in enumerate(reply["tasks"]):
         code = os.waitstatus_to_exitcode(int(status))
         kind: Status = "killed" if code < 0 else "exited"
-        if output.over:
+        if over[index]:
             kind = "output_limit"
         elif reply["timed_out"] and index == 0:
             kind = "timeout"
-        elif code == -signal.SIGKILL and (index > 0 or flooded):
+        elif code == -signal.SIGKILL and (index > 0 or any(over)):
             kind = "stopped"
         elif code == MEMORY_EXIT:
             kind = "memory"
-        result.append(Outcome(kind, code, bytes(output.data), cpu_s, peak_kib / 1024))
+        result.append(Outcome(kind, code, outputs[index], cpu_s, peak_kib / 1024))
     return result
 
 
-def _limits(limits: Limits, timeout_s: float) -> dict[str, int]:
+def _limits(limits: Limits) -> dict[str, int]:
     return {
         "memory_bytes": limits.memory_mib << 20,
-        "cpu_s": math.ceil(timeout_s) + 1,  # threads may use more than one processor, so less than wall time allows
         "tmp_bytes": limits.tmp_mib << 20,
         "tmp_files": limits.tmp_files,
         "open_files": limits.open_files,
-        "threads": limits.threads,
+        "threads": limits.threads + SPARES,
+    }
+
+
+def server_config(image: Image, limits: Limits, layers: Layers) -> dict[str, Any]:
+    """What a fork server is told when it starts, wherever it does."""
+    isolated = "namespaces" in layers.names
+    return {
+        "layers": layers.names,
+        "limits": _limits(limits),
+        "preload": image.preload,
+        "paths": ["/packages"] if isolated else image.outside,
+        "job_uid": JOB_UID if isolated and os.geteuid() == 0 else 0,
     }
 
 
 def _config(image: Image, limits: Limits, layers: Layers, control: int) -> dict[str, Any]:
-    isolated = "namespaces" in layers.names
     return {
+        **server_config(image, limits, layers),
         "control": control,
-        "layers": layers.names,
         "binds": image.binds,
         "links": image.links,
         "hidden": image.hidden,
         "python": image.python,
-        "preload": image.preload,
-        "paths": ["/packages"] if isolated else image.outside,
-        "job_uid": JOB_UID if isolated and os.geteuid() == 0 else 0,
         "cgroup": {"memory": (SERVER_MIB + 2 * limits.memory_mib) << 20, "pids": 2 * limits.threads + 16},
     }

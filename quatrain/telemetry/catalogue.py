@@ -34,8 +34,23 @@ CATALOGUE: dict[str, MetricInfo] = {
         "a step of Adam would have moved the weights by its moments alone.",
         "updates",
     ),
+    "train/updates_early_stopped": MetricInfo(
+        "Policy updates of this step left out because one before them saw a kl/old_k3 above algorithm.early_stop_kl.",
+        "updates",
+    ),
     "train/micro_batches": MetricInfo("Forward-backward passes of the step.", "passes"),
     "train/tokens": MetricInfo("Trained tokens that went through the loss, each epoch counted.", "tokens"),
+    "data/examples": MetricInfo("Rows of the update of an offline run; a pair is one.", "rows"),
+    "data/tokens": MetricInfo("Tokens of the update of an offline run, prompts and answers.", "tokens"),
+    "data/cut": MetricInfo("Distinct rows so far of which an answer was cut at the length limit.", "rows"),
+    "data/ties": MetricInfo("Distinct rows so far in which two answers are equally good.", "rows"),
+    "data/empty": MetricInfo("Distinct rows so far with an empty answer, trained as the end token alone.", "rows"),
+    "data/no_room": MetricInfo(
+        "Distinct rows so far left out because the prompt leaves no room for an answer.", "rows"
+    ),
+    "data/too_long": MetricInfo("Distinct rows so far left out by length.too_long: skip.", "rows"),
+    "data/identical": MetricInfo("Distinct rows so far left out because all answers are the same tokens.", "rows"),
+    "data/blank": MetricInfo("Distinct rows so far left out because no answer has text.", "rows"),
     "rollout/tokens": MetricInfo("Tokens sampled in this step.", "tokens"),
     "rollout/prompt_tokens": MetricInfo("Prompt tokens of the step, each prompt of a group counted once.", "tokens"),
     "rollout/completions": MetricInfo("Completions sampled in this step.", "completions"),
@@ -80,13 +95,16 @@ CATALOGUE: dict[str, MetricInfo] = {
     "eval/reward": MetricInfo("Mean score on the held-out prompts."),
     "eval/length": MetricInfo("Mean length of a held-out completion.", "tokens"),
     "eval/truncated": MetricInfo("Share of held-out completions cut at max_tokens.", "share"),
-    "eval/<part>": MetricInfo("Mean of this part of the rubric on the held-out prompts."),
+    "eval/<part>": MetricInfo(
+        "Mean of this part of the rubric on the held-out prompts; of an offline run its loss, or this statistic of "
+        "its method (margin, nll, ...), on the held-out examples."
+    ),
     "time/rollout_s": _clock("Sampling.", "s"),
     "time/score_s": _clock("Verifiers, waiting included.", "s"),
     "time/update_s": _clock("Old and reference logprobs, forward, backward and optimizer.", "s"),
     "time/step_s": _clock("The whole step.", "s"),
     "time/<phase>_s": _clock("This phase of the step.", "s"),
-    "speed/tokens_per_s": _clock("Sampled tokens by the time of the whole step.", "tokens/s"),
+    "speed/tokens_per_s": _clock("Sampled tokens (offline: those read) by the time of the whole step.", "tokens/s"),
     "speed/rollout_tokens_per_s": _clock("Sampled tokens by the time of sampling alone.", "tokens/s"),
     "speed/<name>": _clock("A rate.", "1/s"),
     "memory/rss_peak_gib": _clock("Peak memory of the process (resident set) since it began.", "GiB"),

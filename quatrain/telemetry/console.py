@@ -13,7 +13,8 @@ from rich.table import Table
 from quatrain.telemetry.metrics import Metric
 
 # heading, names of which the first one that a step has is shown, format, width
-COLUMNS: tuple[tuple[str, tuple[str, ...], str, int], ...] = (
+Column = tuple[str, tuple[str, ...], str, int]
+COLUMNS: tuple[Column, ...] = (
     ("reward", ("reward/mean",), ".3f", 7),
     ("KL", ("kl/reference_k3", "kl/reference_full", "kl/old_k3"), ".4f", 8),
     ("entropy", ("policy/entropy",), ".3f", 8),
@@ -60,6 +61,7 @@ class Console:
         self._total_steps = self._first_step = self._step = 0
         self._started = self._last_line = clock()
         self._phase = ""
+        self._columns: Sequence[Column] = COLUMNS
         self._warned: set[str] = set()
 
     def __enter__(self) -> "Console":
@@ -70,11 +72,12 @@ class Console:
     ) -> None:
         self.stop()
 
-    def start(self, total_steps: int, first_step: int = 1) -> None:
+    def start(self, total_steps: int, first_step: int = 1, columns: Sequence[Column] = COLUMNS) -> None:
         """Print the heading; steps are counted from `first_step` to `total_steps`."""
+        self._columns = columns
         self._total_steps, self._first_step, self._step = total_steps, first_step, first_step
         self._started = self._clock()
-        headings = "".join(f"{heading:>{width}}" for heading, _, _, width in COLUMNS)
+        headings = "".join(f"{heading:>{width}}" for heading, _, _, width in columns)
         self._print(f"{'step':>{self._step_width}}{headings}{'time left':>14}")
 
     def phase(self, name: str, done: int, total: int) -> None:
@@ -86,7 +89,7 @@ class Console:
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
         """Print the line of a finished step."""
-        cells = "".join(f"{_cell(metrics, names, form):>{width}}" for _, names, form, width in COLUMNS)
+        cells = "".join(f"{_cell(metrics, names, form):>{width}}" for _, names, form, width in self._columns)
         done = step - self._first_step + 1
         left = (self._clock() - self._started) / max(done, 1) * max(self._total_steps - step, 0)
         self._print(f"{f'{step}/{self._total_steps}':>{self._step_width}}{cells}{duration(left):>14}")

@@ -24,6 +24,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from quatrain.errors import QuatrainError, ResumeError
 from quatrain.models.load import LanguageModel
 from quatrain.models.lora import POLICY, REFERENCE
+from quatrain.models.scalar import VALUE_HEAD, value_head_weights
+from quatrain.telemetry.files import replace_text
 from quatrain.train.learner import Learner, Role
 
 FORMAT = 1
@@ -103,24 +105,44 @@ def _reference(learner: Learner, folder: Path) -> tuple[LanguageModel, Path, str
 
 
 def save_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None:
-    """Weights, configuration and tokenizer as a Hugging Face folder; of adapters, the one of that name as PEFT does."""
+    """Weights, configuration and tokenizer as a Hugging Face folder; of adapters, the one of that name as PEFT does.
+
+    A value head is a file of its own beside them.
+    """
+    head = value_head_weights(lm)
     if not hasattr(lm.module, "peft_config"):
-        lm.module.save_pretrained(folder)
+        body = {name: weight for name, weight in lm.module.state_dict().items() if name not in head}
+        lm.module.save_pretrained(folder, state_dict=body if head else None)
     elif adapter == POLICY:
         lm.module.save_pretrained(folder, selected_adapters=[POLICY])
+        if hasattr(lm.causal, "score"):  # what its heads mean
+            save_configuration(lm, folder)
     else:  # PEFT itself would put it one folder deeper
         from peft import get_peft_model_state_dict
 
         lm.module.peft_config[adapter].save_pretrained(folder)
         save_file(get_peft_model_state_dict(lm.module, adapter_name=adapter), folder / "adapter_model.safetensors")
     lm.tokenizer.save_pretrained(folder)
+    if head and adapter == POLICY:
+        save_file(head, folder / VALUE_HEAD)
+
+
+def save_configuration(lm: LanguageModel, folder: Path) -> None:
+    """config.json of a model with a score head, as saving its whole weights would write it."""
+    lm.causal.config.architectures = [type(lm.causal).__name__]
+    replace_text(folder / "config.json", lm.causal.config.to_json_string())
 
 
 def load_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None:
-    """Read back what `save_weights` wrote, into the model as it stands."""
+    """Read back what `save_weights` wrote, into the model as it stands (without a value head, past the saved one)."""
     tensors: dict[str, torch.Tensor] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(set(folder.glob("*.safetensors")) - {folder / VALUE_HEAD}):
         tensors.update(load_file(file, device=str(lm.device)))
+    head = value_head_weights(lm)
+    if head and adapter == POLICY:
+        saved = load_file(folder / VALUE_HEAD)
+        for name, weight in head.items():
+            weight.copy_(saved[name])
     if hasattr(lm.module, "peft_config"):
         from peft import set_peft_model_state_dict
 
@@ -129,7 +151,7 @@ def load_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None
     else:
         result = lm.module.load_state_dict(tensors, strict=False)
         tied = set(getattr(lm.module, "all_tied_weights_keys", None) or {})
-        unexpected = [*result.unexpected_keys, *(set(result.missing_keys) - tied)]
+        unexpected = [*result.unexpected_keys, *(set(result.missing_keys) - tied - set(head))]
     if unexpected or not tensors:
         raise ResumeError(f"{folder}: got weights that do not fit the model ({unexpected[:3]}), need those it saved")
 

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import nn
 
-from quatrain.config import TrainConfig
+from quatrain.config import OfflineTrainConfig, OptimizerConfig, TrainConfig
 
 
-def build_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+def build_optimizer(module: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the trainable parameters; vectors (norms, biases) get no weight decay."""
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
@@ -24,13 +24,16 @@ def build_optimizer(module: nn.Module, config: TrainConfig) -> torch.optim.AdamW
     )
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Rate of step 1, 2, ...: linear warm-up, then constant, or down to 0 after the last step (linear, cosine)."""
+def learning_rate(config: TrainConfig | OfflineTrainConfig, step: int, peak: float | None = None) -> float:
+    """Rate of step 1, 2, ...: linear warm-up, then constant, or down to 0 after the last step (linear, cosine).
+
+    `peak` is the rate at full height, `config.learning_rate` unless a role has its own.
+    """
+    peak = config.learning_rate if peak is None else peak
     if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
+        return peak * step / config.warmup_steps
+    if config.schedule == "constant":
+        return peak
+    assert config.steps is not None  # settled before the first step
     progress = (step - 1 - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
-    if config.schedule == "linear":
-        return config.learning_rate * (1 - progress)
-    if config.schedule == "cosine":
-        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-    return config.learning_rate
+    return peak * (1 - progress) if config.schedule == "linear" else peak * 0.5 * (1 + math.cos(math.pi * progress))

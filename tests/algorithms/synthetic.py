@@ -1,14 +1,16 @@
 """Small made-up samples and groups with every stream, and the losses an algorithm gives on them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quatrain.algorithms import Group, Outputs
+from quatrain.algorithms import Group, Objective, Outputs
 from quatrain.algorithms.grpo import GRPO
+from quatrain.algorithms.ppo import PPO
 from quatrain.batch import Builder, TrainBatch, build
 from quatrain.config import AlgorithmConfig
 from quatrain.telemetry.metrics import Metric, merge_metrics
@@ -20,6 +22,11 @@ Forward = Callable[[TrainBatch], Outputs]
 def algorithm(max_tokens: int = 8, **settings: Any) -> GRPO:
     """GRPO with settings as a recipe would give them."""
     return GRPO(AlgorithmConfig.model_validate(settings), max_tokens)
+
+
+def ppo(max_tokens: int = 8, **settings: Any) -> PPO:
+    """PPO with settings as a recipe would give them."""
+    return PPO(AlgorithmConfig.model_validate({"preset": "ppo", **settings}), max_tokens)
 
 
 def make_sample(
@@ -95,13 +102,27 @@ def _random_sample(
     return make_sample(prompt, tokens, number, group, **near, reference_kl=rng.uniform(0, 0.5, length))
 
 
+def with_values(groups: Sequence[Group], seed: int = 7) -> list[Group]:
+    """The groups with what a critic said of every trained token, and of the state behind it."""
+    rng = np.random.default_rng(seed)
+
+    def valued(sample: Sample) -> Sample:
+        values = rng.normal(0, 1, sample.num_tokens + 1)
+        return sample.with_streams(values=values[:-1], next_values=values[1:])
+
+    return [replace(group, samples=tuple(tuple(map(valued, own)) for own in group.samples)) for group in groups]
+
+
 def direct_forward(logprobs: Mapping[int, Tensor], full_kl: float = 0.3) -> Forward:
     """Outputs from one leaf tensor of logprobs per sample (by the identity of its token array)."""
 
     def forward(batch: TrainBatch) -> Outputs:
         logprobs_N = torch.cat([logprobs[key(sample)] for sample in batch.samples])
         return Outputs(
-            logprobs_N=logprobs_N, entropy_N=1 - 0.1 * logprobs_N.square(), full_kl_N=full_kl * logprobs_N.square()
+            logprobs_N=logprobs_N,
+            entropy_N=1 - 0.1 * logprobs_N.square(),
+            full_kl_N=full_kl * logprobs_N.square(),
+            values_NK=(1 + 0.4 * logprobs_N)[:, None],
         )
 
     return forward
@@ -124,7 +145,7 @@ def leaves(samples: Sequence[Sample], stream: str = "old_logprobs", shift: float
 
 
 def total_loss(
-    method: GRPO,
+    method: Objective,
     samples: Sequence[Sample],
     forward: Forward,
     builder: Builder = "padded",

@@ -197,6 +197,7 @@ WORKED = {  # derived by hand from the rows above, maximum of 4 tokens, 2 comple
     "cispo": (1.2 * 1 + math.exp(-0.1) * 0.5 + math.exp(-1) * 2 - 1.2 * 0.1 - math.exp(-0.1) * 0.75) / 5,
     "rloo": (-math.exp(-0.9) + math.exp(0.6) / 2) / 2,
     "reinforce_pp": -0.2026843593,
+    "ppo": -0.2026843593,  # of the policy; its critic has a file of its own
 }
 
 

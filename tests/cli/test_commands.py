@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quatrain.config import Recipe
+from quatrain.config import OfflineRecipe, Recipe
 from quatrain.methods.subject import Asking, load_subject, settle
 from quatrain.recipe_file import load_recipe
 from tests.cli.test_mistakes import quatrain
@@ -43,9 +43,11 @@ def test_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_schema_is_that_of_the_recipe(capfd: pytest.CaptureFixture[str]) -> None:
-    schema = json.loads(output(capfd, "train", "--schema"))
-    assert schema == Recipe.model_json_schema()
-    assert set(schema["properties"]) == set(Recipe.model_fields)
+    both = json.loads(output(capfd, "train", "--schema"))
+    assert {"Recipe", "OfflineRecipe"} <= set(both["$defs"]) and len(both["anyOf"]) == 2
+    for path, kind in (("demo", Recipe), ("dpo-hh", OfflineRecipe)):
+        schema = json.loads(output(capfd, "train", str(RECIPES[0].parent / f"{path}.yaml"), "--schema"))
+        assert schema == kind.model_json_schema() and set(schema["properties"]) == set(kind.model_fields)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -58,12 +60,15 @@ def test_every_recipe_passes_a_dry_run(
     monkeypatch.setenv("QUATRAIN_CACHE", str(tmp_path))  # the embedded model is not converted for this
     monkeypatch.setattr("quatrain.methods.dry_run._render_one", lambda *_: None)
     monkeypatch.chdir(root)
-    files = [Path(s.source) for s in (*load_recipe(path).prompts, *load_recipe(path).held_out)]
+    recipe = load_recipe(path)
+    sources = recipe.data if isinstance(recipe, OfflineRecipe) else recipe.prompts
+    files = [Path(source.source) for source in (*sources, *recipe.held_out)]
     missing = [file for file in files if file.suffix in (".jsonl", ".parquet") and not file.exists()]
     if missing:
         pytest.skip(f"data that is not here: {missing[0]}")
     text = output(capfd, "train", path, "--dry-run")
-    assert "the recipe is whole" in text and "none of them is a training prompt" in text
+    assert "the recipe is whole" in text
+    assert isinstance(recipe, OfflineRecipe) or "none of them is a training prompt" in text
 
 
 def test_a_dry_run_reads_data_and_renders_a_prompt(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,7 +51,7 @@ OVERRIDES = {
     "no section": ("seed.sub=3", "seed: got {'sub': 3}, need a valid integer"),
     "list position": ("prompts.7.limit=3", "override prompts.7.limit: got 7, need a list position from 0 to 0"),
     "bad YAML": ("train.steps=[1", "override train.steps: got [1, need a YAML value"),
-    "case C03 group of one": ("rollout.group_size=1", "rollout.group_size: got 1, need greater than or equal to 2"),
+    "case C03 group of one": ("rollout.group_size=1", "rollout.group_size: got 1, need at least 2 for a group"),
     "updates": ("train.updates_per_step=3", "train.updates_per_step: got 3, need a divisor of train.prompts_per_step"),
     "greedy training": ("rollout.temperature=0", "rollout.temperature: got 0"),
     "preset": ("algorithm.preset=grop", "algorithm.preset: got grop, need a known preset; did you mean 'grpo'?"),
@@ -147,7 +147,7 @@ def test_the_same_mistakes_without_weights(folder: Path, capfd: pytest.CaptureFi
 
 WRONG_TARGETS: dict[str, tuple[list[str], str]] = {
     "eval of a folder that is no run": (["eval", "{folder}"], "target: got "),
-    "eval of nothing": (["eval", "/no/such/run"], "target: got /no/such/run, need a run folder, or a model with"),
+    "eval of nothing": (["eval", "/no/such/run"], "target: got /no/such/run, need an online run, or a model with"),
     "sample of a folder that is no run": (["sample", "{folder}"], "target: got "),
     "a model that is not there": (
         ["eval", "/no/such/model", "--task", "{folder}/test.jsonl", "--verifier", "exact"],

@@ -1,4 +1,4 @@
-"""What every registered algorithm must satisfy, under every preset."""
+"""What every registered algorithm must satisfy, under every preset of its own."""
 
 import fnmatch
 
@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import quatrain.algorithms.grpo
+import quatrain.algorithms.ppo
 from quatrain.algorithms import ALGORITHMS
 from quatrain.batch import build
 from quatrain.config import PRESETS, AlgorithmConfig
-from tests.algorithms.synthetic import direct_forward, key, leaves, random_groups, total_loss
+from tests.algorithms.synthetic import direct_forward, key, leaves, random_groups, total_loss, with_values
 
-EXTRA = {
+GROUP_RELATIVE = {
     "entropy": {"entropy_coefficient": 0.02, "kl": {"estimator": "full"}},
     "corrected": {"mismatch": {"truncate": 2.0, "mask_below": 0.2}, "dual_clip": 3.0, "truncated": "mask"},
     "weighted_kl": {"kl": {"estimator": "k1", "ratio_weighted": True}, "aggregate": "token"},
@@ -21,9 +22,25 @@ EXTRA = {
     "cispo_sequence_sum": {"preset": "cispo", "ratio": "sequence_sum"},
     "batch_scale": {"scale": "batch", "std": "sample", "kl": {"placement": "score", "estimator": "abs"}},
 }
-SETTINGS = {**{name: {"preset": name} for name in sorted(PRESETS)}, **EXTRA}
+ACTOR_CRITIC = {
+    "shared": {"critic": {"model": "shared"}, "truncated": "bootstrap"},
+    "entropy": {"entropy_coefficient": 0.02, "kl": {"placement": "loss", "estimator": "full"}},
+    "corrected": {"mismatch": {"truncate": 2.0, "mask_below": 0.2}, "dual_clip": 3.0, "truncated": "mask"},
+    "weighted_kl": {"kl": {"placement": "loss", "estimator": "k1", "ratio_weighted": True}, "aggregate": "sequence"},
+    "exact_reward": {"kl": {"estimator": "full", "target": None}, "aggregate": "constant"},
+    "normalised": {"reward": {"normalise": "running", "clip": 1.0}, "truncated": "penalise"},
+    "unwhitened": {"critic": {"whiten": False, "gamma": 0.9, "gae_lambda": 0.5, "value_clip": None}},
+    "shared_with_everything": {"critic": {"model": "shared"}, "entropy_coefficient": 0.02,
+                               "kl": {"placement": "loss", "estimator": "k3"}},
+}  # fmt: skip
+EXTRA = {"grpo": GROUP_RELATIVE, "ppo": {name: {"preset": "ppo", **own} for name, own in ACTOR_CRITIC.items()}}
+SETTINGS = {
+    name: {**{key: {"preset": key} for key, own in sorted(PRESETS.items()) if own.get("name", "grpo") == name},
+           **EXTRA.get(name, {})} or {name: {"name": name}}
+    for name in ALGORITHMS.names()
+}  # fmt: skip
 EVERY = pytest.mark.parametrize(
-    ("name", "settings"), [pytest.param(n, s, id=f"{n}-{k}") for n in ALGORITHMS.names() for k, s in SETTINGS.items()]
+    ("name", "settings"), [pytest.param(n, s, id=f"{n}-{k}") for n in SETTINGS for k, s in SETTINGS[n].items()]
 )
 
 
@@ -31,8 +48,21 @@ def make(name, settings, **changes):
     return ALGORITHMS.get(name)(AlgorithmConfig.model_validate({**settings, **changes}), max_tokens=8)
 
 
+def groups_for(method):
+    """Groups that have the streams of a critic where the method asks for them."""
+    return with_values(random_groups()) if "values" in method.needs.streams else random_groups()
+
+
 def credited(method):
-    return method.credit(random_groups())
+    """Samples as an update takes them, and the statistics of credit."""
+    samples, statistics = method.credit(groups_for(method))
+    return method.prepare(samples), statistics
+
+
+def silenced(sample):
+    """The sample with nothing to learn from: no advantage, no other term, no value."""
+    names = {"advantages", "active"} | ({"valued"} & sample.streams.keys())
+    return sample.with_streams(**dict.fromkeys(names, np.zeros(sample.num_tokens)))
 
 
 def gradients(method, samples, rows):
@@ -47,7 +77,7 @@ def gradients(method, samples, rows):
 def test_zero_advantage_has_no_policy_gradient(name, settings):
     method = make(name, settings)
     samples, _ = credited(method)
-    silent = [s.with_streams(advantages=np.zeros(s.num_tokens), active=np.zeros(s.num_tokens)) for s in samples]
+    silent = method.prepare([silenced(sample) for sample in samples])
     assert not any(method.contributes(sample) for sample in silent)
     found, _ = gradients(method, silent, leaves(silent))
     assert all((gradient == 0).all() for gradient in found.values())
@@ -115,10 +145,11 @@ def test_gradient_against_finite_differences(name, settings):
 @EVERY
 def test_invariant_to_order_builder_and_micro_batches(name, settings):
     method = make(name, settings)
-    samples, _ = credited(method)
+    whole, _ = method.credit(groups_for(method))
+    samples = method.prepare(whole)
     rows = leaves(samples)
     wanted, reference = gradients(method, samples, rows)
-    shuffled = [samples[i] for i in np.random.default_rng(3).permutation(len(samples))]
+    shuffled = method.prepare([whole[i] for i in np.random.default_rng(3).permutation(len(whole))])
     for builder in ("padded", "packed", "shared"):
         for parts in (1, 3, len(samples)):
             micro = [shuffled[start::parts] for start in range(parts)]
@@ -136,7 +167,7 @@ def test_invariant_to_order_builder_and_micro_batches(name, settings):
 @EVERY
 def test_order_of_groups_does_not_change_credit(name, settings):
     method = make(name, settings)
-    groups = random_groups()
+    groups = groups_for(method)
     forward, _ = method.credit(groups)
     backward, _ = method.credit(groups[::-1])
     other = {key(sample): sample for sample in backward}
@@ -147,9 +178,12 @@ def test_order_of_groups_does_not_change_credit(name, settings):
 @EVERY
 def test_inputs_are_not_changed(name, settings):
     method = make(name, settings)
-    groups = random_groups()
+    groups = groups_for(method)
     before = [{n: v.copy() for n, v in s.streams.items()} for g in groups for c in g.samples for s in c]
-    samples, _ = method.credit(groups)
+    credited_samples, _ = method.credit(groups)
+    kept = [{n: v.copy() for n, v in s.streams.items()} for s in credited_samples]
+    samples = method.prepare(credited_samples)
+    assert all((s.streams[n] == v).all() for s, own in zip(credited_samples, kept, strict=True) for n, v in own.items())
     rows = leaves(samples)
     copies = {k: v.detach().clone() for k, v in rows.items()}
     batch = build(samples)
@@ -168,10 +202,11 @@ def test_every_statistic_is_documented(name, settings):
     method = make(name, settings)
     samples, from_credit = credited(method)
     _, from_loss = gradients(method, samples, leaves(samples))
-    documented = quatrain.algorithms.grpo.DOCUMENTED
-    unknown = [
-        n for n in {**from_credit, **from_loss} if not any(fnmatch.fnmatchcase(n, pattern) for pattern in documented)
-    ]
+    found = {**from_credit, **from_loss, **method.finish_step(samples)}
+    if method.critic is not None:
+        found |= method.critic.loss(build(samples), direct_forward(leaves(samples))(build(samples))).statistics
+    documented = quatrain.algorithms.grpo.DOCUMENTED | quatrain.algorithms.ppo.DOCUMENTED
+    unknown = [n for n in found if not any(fnmatch.fnmatchcase(n, pattern) for pattern in documented)]
     assert unknown == []
     assert all(text.endswith(".") for text in documented.values())
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from quatrain.config import VerifierConfig
 from quatrain.rewards import VERIFIERS, Example, Verifier, build_verifier, text_rollout
 from quatrain.sandbox import why_not
 from quatrain.types import Rollout, Score
 from tests.rewards.judge_server import stand_in
+from tests.tiny import direct_score, save_tiny, tiny_reward_model
 
 NEEDS = {"language": "py3langid"}  # optional packages
 DEADLINE_S = 20.0  # generous: this is not a benchmark, and a worker of `math` may have to start
@@ -66,6 +68,12 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     settings: dict[str, Any] = {"kind": kind, "timeout_s": 5.0}
     if kind == "judge":
         settings["address"] = started.enter_context(stand_in()).address
+    if kind == "reward_model":
+        folder = tiny_reward_model(tmp_path_factory.mktemp("reward"))
+        settings |= {"path": str(folder), "device": "cpu", "too_long": "cut"}
+    if kind == "local_judge":
+        folder = save_tiny(tmp_path_factory.mktemp("judge"), max_position_embeddings=2048)
+        settings |= {"path": str(folder), "device": "cpu", "mode": "scale", "max_characters": 200}
     verifier = build_verifier(VerifierConfig.model_validate(settings), kind)
     if request.param == "function":
         examples = (
@@ -73,10 +81,30 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             Example(completion="73", columns={"answer": "7"}, value=0.0),
         )
         yield Subject("function", verifier, "correctness", examples)
+    elif kind == "reward_model":  # what it says of a text depends on the model
+        said = [(text, direct_score(folder, f"what? {text}<eos>")[0]) for text in ("good", "fine", "rude")]
+        examples = tuple(Example(prompt="what? ", completion=text, value=value) for text, value in said)
+        yield Subject(kind, verifier, verifier.kind, examples)
+    elif kind == "local_judge":
+        examples = (*verifier.examples, Example(completion="good", value=direct_yes(verifier, "good")))
+        yield Subject(kind, verifier, verifier.kind, examples)
     else:
         yield Subject(kind, verifier, verifier.kind, verifier.examples)
     verifier.close()
     started.close()
+
+
+@torch.no_grad()
+def direct_yes(verifier: Any, text: str) -> float:
+    """P(yes) / (P(yes) + P(no)) of the local judge's model, by transformers alone."""
+    judge = verifier.inner
+    question = judge._single(text_rollout(text))
+    said = []
+    for word in (" yes", " no"):
+        ids = [judge.lm.tokenizer.encode(one, add_special_tokens=False) for one in (question, word)]
+        logprobs = judge.lm.module(torch.tensor([ids[0] + ids[1]])).logits[0].log_softmax(-1)
+        said.append(math.exp(sum(float(logprobs[len(ids[0]) - 1 + n, token]) for n, token in enumerate(ids[1]))))
+    return said[0] / sum(said)
 
 
 def rollout_of(example: Example, completion: str | None = None, index: int = 0) -> Rollout:
@@ -87,7 +115,8 @@ def rollout_of(example: Example, completion: str | None = None, index: int = 0) 
 
 def test_its_own_examples_earn_what_they_say(subject: Subject) -> None:
     scores = subject.score([rollout_of(example, index=i) for i, example in enumerate(subject.examples)])
-    assert [score.value for score in scores] == pytest.approx([example.value for example in subject.examples])
+    expected = [example.value for example in subject.examples]
+    assert [score.value for score in scores] == pytest.approx(expected, abs=1e-5)
     assert len({example.value for example in subject.examples}) > 1
 
 
@@ -127,7 +156,7 @@ def test_one_finite_score_per_rollout_in_order_within_the_deadline(subject: Subj
     assert all(math.isfinite(score.value) for score in scores if score.usable)
     assert all(score.status in ("ok", "abstained") for score in scores)
     if subject.verifier.scope == "completion":  # in a group, it depends on the others
-        assert [score.value for score in scores[-5:]] == pytest.approx([example.value] * 5)
+        assert [score.value for score in scores[-5:]] == pytest.approx([example.value] * 5, abs=1e-5)
     assert subject.score([]) == []
 
 
@@ -146,6 +175,8 @@ def test_the_same_score_again_also_from_threads(subject: Subject) -> None:
 
 def test_the_prompt_is_not_scored(subject: Subject) -> None:
     """A prompt that mentions \\boxed{}, a gold or a format earns nothing for the completion."""
+    if subject.name in ("reward_model", "local_judge"):
+        pytest.skip("it judges an answer to its prompt")
     example = subject.examples[0]
     plain = rollout_of(example, "nothing of the sort")
     echo = f"Write \\boxed{{{example.columns.get('answer', '')}}} or <think>a</think>b. {example.completion}"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from quatrain.config import CurriculumConfig, SourceConfig
 from quatrain.data.history import PromptHistory, Record
-from quatrain.data.prompts import SOURCE_STRIDE, PromptStream
+from quatrain.data.mixture import SOURCE_STRIDE
+from quatrain.data.prompts import PromptStream
 
 RIGHT, WRONG, MIXED = [True, True], [False, False], [True, False]
 

@@ -17,6 +17,7 @@ import yaml
 from quatrain.config import Recipe
 from quatrain.errors import Interrupted, ResumeError, SettingError
 from quatrain.methods import online
+from quatrain.methods import record as record_module
 from quatrain.methods import run as run_module
 from quatrain.methods.online import train
 from quatrain.methods.run import open_run
@@ -240,14 +241,14 @@ def test_a_stop_while_held_out_prompts_are_evaluated(
 
 
 def stop_before_checkpoint(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original = run_module.save_checkpoint
+    original = record_module.save_checkpoint
 
     def save(folder: Path, at: int, *rest: Any) -> Path:
         if at == step:
             raise Killed
         return original(folder, at, *rest)
 
-    monkeypatch.setattr(run_module, "save_checkpoint", save)
+    monkeypatch.setattr(record_module, "save_checkpoint", save)
 
 
 def test_what_lies_past_the_checkpoint_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

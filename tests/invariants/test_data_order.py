@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quatrain.config import SourceConfig
-from quatrain.data.prompts import PromptStream, permutation
+from quatrain.data.mixture import permutation
+from quatrain.data.prompts import PromptStream
 
 
 class Letters:

@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 import quatrain
-from quatrain.config import AlgorithmConfig, Recipe, RolloutConfig, TrainConfig
+from quatrain.config import OfflineRecipe, Recipe
 from quatrain.data.sources import load_rows
 from quatrain.errors import ResumeError, SettingError
 from quatrain.methods import online
-from quatrain.methods.session import SECTION_OF, Keeper, session_recipe
+from quatrain.methods.session import OFFLINE_SECTIONS, SECTIONS, Keeper, session_recipe
 from quatrain.methods.summary import summarise
 from quatrain.recipe_file import load_recipe
 from quatrain.telemetry.console import Console
@@ -225,10 +225,10 @@ def settled(*arguments: str, **settings: Any) -> Recipe:
     return session_recipe(None, arguments, given)[0]
 
 
-def test_every_setting_of_three_sections_has_a_name_of_its_own() -> None:
-    sections = [RolloutConfig, AlgorithmConfig, TrainConfig]
-    assert len(SECTION_OF) == sum(len(section.model_fields) for section in sections)
-    assert not set(SECTION_OF) & set(Recipe.model_fields)
+@pytest.mark.parametrize(("top", "sections"), [(Recipe, SECTIONS), (OfflineRecipe, OFFLINE_SECTIONS)])
+def test_every_setting_of_a_section_has_a_name_of_its_own(top: Any, sections: Any) -> None:
+    names = [name for section in sections.values() for name in section.model_fields]
+    assert names and len(names) == len({*names} - {*top.model_fields})
 
 
 def test_settings_go_where_they_belong() -> None:

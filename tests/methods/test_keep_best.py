@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quatrain.errors import SettingError
+from quatrain.methods import record as record_module
 from quatrain.methods import run as run_module
 from quatrain.methods.evaluate import Answer, Evaluation, question_key
 from quatrain.methods.online import train
@@ -71,7 +72,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, rewards: dict[int, float]) -> list
         return evaluation(step, rewards[step], question_key(prompts, sampling, samples))
 
     saved: list[int] = []
-    original = run_module.save_checkpoint
+    original = record_module.save_checkpoint
 
     def save(folder: Path, step: int, *rest: Any, **named: Any) -> Path:
         if not checkpoint_path(folder, step).exists():
@@ -79,7 +80,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, rewards: dict[int, float]) -> list
         return original(folder, step, *rest, **named)
 
     monkeypatch.setattr(run_module, "evaluate", evaluate)
-    monkeypatch.setattr(run_module, "save_checkpoint", save)
+    monkeypatch.setattr(record_module, "save_checkpoint", save)
     return saved
 
 
@@ -117,14 +118,14 @@ def test_a_resume_keeps_the_same_ones(tmp_path: Path, monkeypatch: pytest.Monkey
     console = Console(StringIO(), terminal=False)
     found = scripted(monkeypatch, {0: 0.0, 1: 0.2, 2: 0.9, 3: 0.5, 4: 0.95, 5: 0.1})
     with monkeypatch.context() as patched:
-        save = run_module.save_checkpoint
+        save = record_module.save_checkpoint
 
         def killed(folder: Path, step: int, *rest: Any, **named: Any) -> Path:
             if step == 4:
                 raise Killed
             return save(folder, step, *rest, **named)
 
-        patched.setattr(run_module, "save_checkpoint", killed)
+        patched.setattr(record_module, "save_checkpoint", killed)
         with pytest.raises(Killed):
             train(wanted, console)
     assert checkpoints(tmp_path / "run") == [2]

@@ -18,8 +18,9 @@ from quatrain.config import Recipe
 from quatrain.errors import DataError, NonFiniteError, SettingError, VerifierError
 from quatrain.methods import online
 from quatrain.methods.evaluate import load_evaluation
-from quatrain.methods.online import Result, online_step, train, update_batches
+from quatrain.methods.online import Result, online_step, train
 from quatrain.methods.run import open_run
+from quatrain.methods.updates import update_batches
 from quatrain.telemetry.catalogue import describe
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_metrics

@@ -11,8 +11,7 @@ import pytest
 from quatrain.config import VerifierConfig
 from quatrain.errors import SettingError, VerifierError
 from quatrain.rewards import Verifier, build_verifier, text_rollout
-from quatrain.rewards import code as code_module
-from quatrain.sandbox import Outcome, SandboxError
+from quatrain.sandbox import Outcome, SandboxError, choose
 from quatrain.types import Score
 from tests.sandbox.machine import children, isolated
 
@@ -150,7 +149,7 @@ def test_d02_a_pool_is_not_filled_by_programs_that_hang() -> None:
         assert [one.value for one in scores] == [0.0] * 20
         assert {one.error for one in scores} == {"timeout"}
         servers = [child for pid in verifier.inner._sandbox.processes() for child in children(pid)]  # type: ignore[attr-defined]
-        assert [children(server) for server in servers] == [[]] * 4
+        assert [len(children(server)) for server in servers] == [1] * 4  # the one that waits
     finally:
         verifier.close()
 
@@ -250,7 +249,7 @@ def test_d19_there_are_no_tests_to_edit(code: Verifier) -> None:
 
 
 def test_d20_without_isolation_it_refuses_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_module, "why_not", lambda: "clone: Operation not permitted; as root: sysctl -w x=1")
+    monkeypatch.setattr(choose, "why_not", lambda **_: "clone: Operation not permitted; as root: sysctl -w x=1")
     with pytest.raises(SettingError, match=r"isolation: got namespace, need .*sysctl -w x=1.*none_i_accept_the_risk"):
         build_verifier(VerifierConfig(kind="code"), "verifiers.main.correct")
     risky = build_verifier(VerifierConfig.model_validate({"kind": "code", "isolation": "none_i_accept_the_risk"}))

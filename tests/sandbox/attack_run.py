@@ -1,13 +1,13 @@
 """Runs the hostile programs of tests/cases/attacks through the verifier, with an honest program beside each.
 
-As a script it prints one JSON object: `python tests/sandbox/attack_run.py [NAME ...]`.
+As a script it prints one JSON object: `python tests/sandbox/attack_run.py [NAME ...] [--runtime RUNTIME]`.
 """
 
+import argparse
 import asyncio
 import json
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -99,19 +99,21 @@ class Bench:
     patient: Code
 
     @classmethod
-    def build(cls, layers: Layers | None = None) -> "Bench":
-        """As a recipe builds it; with `layers`, a weaker one that no setting gives."""
-        return cls(_verifier(QUICK_S, 1, layers), _verifier(PATIENT_S, 3, layers))
+    def build(cls, layers: Layers | None = None, **settings: Any) -> "Bench":
+        """As a recipe builds it, with `settings` of `code`; with `layers`, a weaker one that no setting gives."""
+        return cls(_verifier(QUICK_S, 1, layers, settings), _verifier(PATIENT_S, 3, layers, settings))
 
     def close(self) -> None:
         self.quick.close()
         self.patient.close()
 
 
-def _verifier(limit_s: float, workers: int, layers: Layers | None) -> Code:
-    code = Code(CodeSettings(workers=workers, memory_mib=192), Limits(name="code", timeout_s=limit_s))
+def _verifier(limit_s: float, workers: int, layers: Layers | None, settings: dict[str, Any]) -> Code:
+    chosen = CodeSettings.model_validate({"workers": workers, "memory_mib": 192, **settings})
+    code = Code(chosen, Limits(name="code", timeout_s=limit_s))
     if layers is not None:
         pool = code._sandbox
+        assert isinstance(pool, Pool)
         code._sandbox = Pool(pool.limits, workers=workers, packages=pool._packages, layers=layers)
     return code
 
@@ -151,11 +153,11 @@ def faults(results: Sequence[Result], attacks: Sequence[Attack]) -> list[str]:
     return found
 
 
-def main(names: Sequence[str]) -> dict[str, Any]:
-    """Run the named attacks, or all."""
+def main(names: Sequence[str], **settings: Any) -> dict[str, Any]:
+    """Run the named attacks, or all, in the sandbox of `settings`."""
     suite, attacks = catalogue()
     chosen = [attack for attack in attacks if attack.name in names or not names]
-    bench = Bench.build()
+    bench = Bench.build(**settings)
     try:
         with temptations():
             results = asyncio.run(run(bench, suite, chosen))
@@ -165,4 +167,9 @@ def main(names: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1:])))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--runtime")
+    given = parser.parse_args()
+    chosen_settings = {"isolation": "oci", "runtime": given.runtime} if given.runtime else {}
+    print(json.dumps(main(given.names, **chosen_settings)))

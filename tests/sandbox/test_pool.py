@@ -15,7 +15,7 @@ import pytest
 
 from quatrain.sandbox import Layers, Limits, Outcome, Pool, SandboxError, Task, find_packages, why_not
 from quatrain.sandbox import pool as pool_module
-from quatrain.sandbox.worker import WorkerFailed
+from quatrain.sandbox.inside.exchange import WorkerFailed
 from tests.sandbox.machine import children, descriptors, isolated
 
 pytestmark = isolated
@@ -198,6 +198,34 @@ def test_a_worker_that_is_stopped_is_replaced_and_the_job_run_again() -> None:
         one.close()
 
 
+def test_a_spare_process_that_dies_while_it_waits_costs_no_job() -> None:
+    one = Pool(LIMITS, workers=1)
+    try:
+        run(one, "")
+        server = children(one.processes()[0])[0]
+        (spare,) = children(server)
+        os.kill(spare, signal.SIGKILL)
+        assert run(one, "print('done')").output == b"done\n"
+    finally:
+        one.close()
+
+
+def test_each_program_gets_a_process_that_was_there_before_it() -> None:
+    """Made beforehand, for one program only."""
+    alone = Pool(LIMITS, workers=1)
+    try:
+        run(alone, "")
+        server = children(alone.processes()[0])[0]
+        waiting = [children(server)]
+        for _ in range(3):
+            run(alone, "import sys\nsys.modules['math'] = None")
+            waiting.append(children(server))
+            assert run(alone, "import math\nprint(math.floor(2.5))").output == b"2\n"
+        assert all(len(one) == 1 for one in waiting) and len({one[0] for one in waiting}) == len(waiting)
+    finally:
+        alone.close()
+
+
 def test_after_a_second_failure_it_is_an_error_and_not_an_outcome_d09(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
@@ -265,7 +293,7 @@ def executions(count: int) -> None:
         launchers = some.processes()
         servers = [child for pid in launchers for child in children(pid)]
         assert len(servers) == len(launchers)
-        assert [children(server) for server in servers] == [[]] * len(servers)
+        assert [len(children(server)) for server in servers] == [1] * len(servers)  # the one that waits
     finally:
         some.close()
     assert state() == before

@@ -20,12 +20,17 @@ PROMPTS = ([5, 6, 7, 8], [9, 10, 11], [12, 13, 14, 15, 16])
 def exact_lm(seed: int = 0) -> LanguageModel:
     """A float64 model whose norms are float64 too (transformers' own work in float32)."""
     lm = tiny_lm(seed, torch.float64)
-    for parent in list(lm.module.modules()):
+    exact_norms(lm.module)
+    return lm
+
+
+def exact_norms(module: torch.nn.Module) -> None:
+    """Put norms that work in the weights' own dtype in place of transformers' own."""
+    for parent in list(module.modules()):
         for name, child in parent.named_children():
             if isinstance(child, LlamaRMSNorm):
                 norm = torch.nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, dtype=torch.float64)
                 setattr(parent, name, norm)
-    return lm
 
 
 def nothing(_done: int, _total: int) -> None:

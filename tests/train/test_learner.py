@@ -122,6 +122,10 @@ class Broken:
     inner: Any
     label: str
     in_gradient: bool = False
+    role = "policy"
+
+    def prepare(self, samples: Sequence[Sample]) -> list[Sample]:
+        return list(samples)
 
     @property
     def needs(self) -> Any:

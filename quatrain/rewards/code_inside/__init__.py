@@ -2,3 +2,7 @@
 
 The folder is bound into the sandbox as `/packages/code_inside` and loaded before any candidate is there.
 """
+
+from . import calls, suite
+
+__all__ = ["calls", "suite"]

@@ -1,6 +1,7 @@
 """The few Linux calls that Python 3.11 does not offer, each of which raises OSError with the call's name."""
 
 import ctypes
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -14,7 +15,6 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV, ATTR_NOEXEC = 1, 2, 4, 8
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_CAPBSET_READ, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 1, 22, 23, 24, 28
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 38, 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
-SECBIT_NO_SETUID_FIXUP = 4
 SECBITS_LOCKED = 0xEF  # NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE, each with its lock; and the lock of KEEP_CAPS
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture
@@ -53,29 +53,25 @@ def _call(function: Callable[..., int], name: str, *arguments: Any) -> int:
 
 
 def clone(flags: int) -> int:
-    """fork() into new namespaces, the pid namespace included; 0 in the child.
+    """fork() into new namespaces; 0 in the child.
 
-    A raw call: no at-fork handlers run, so the caller must have one thread, and the child should soon exec.
+    A raw call, which costs half of os.fork(): no at-fork handlers run, neither Python's nor libc's, so the caller must
+    have one thread. libc keeps the caller's thread id in the child: right where both are process 1 of a namespace.
     """
     zero = ctypes.c_ulong(0)
     return _call(_libc_locked.syscall, "clone", ctypes.c_long(_SYS_CLONE), ctypes.c_ulong(flags | signal.SIGCHLD),
                  zero, zero, zero, zero)  # fmt: skip
 
 
-def unshare(flags: int) -> None:
-    """Leave the named namespaces for new ones."""
-    _call(_libc.unshare, "unshare", ctypes.c_int(flags))
-
-
-def setns(descriptor: int, flags: int) -> None:
-    """Enter the namespaces of `flags` of the process behind a pidfd."""
-    _call(_libc.setns, "setns", ctypes.c_int(descriptor), ctypes.c_int(flags))
-
-
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
     """mount(2)."""
     _call(_libc.mount, f"mount {target}", source.encode(), target.encode(), kind.encode() or None,
           ctypes.c_ulong(flags), options.encode() or None)  # fmt: skip
+
+
+def unmount(target: str) -> None:
+    """Take a mount away; what still uses it keeps it until it is done."""
+    _call(_libc.umount2, f"umount {target}", target.encode(), ctypes.c_int(MNT_DETACH))
 
 
 def set_mount_flags(target: str, attributes: int) -> None:
@@ -89,7 +85,7 @@ def enter_root(folder: str) -> None:
     """Make `folder` (a mount) the root and let go of the old one for good."""
     os.chdir(folder)
     _call(_libc.pivot_root, "pivot_root", b".", b".")  # the old root is now mounted on top of the new one
-    _call(_libc.umount2, "umount2", b".", ctypes.c_int(MNT_DETACH))
+    unmount(".")
     os.chdir("/")
 
 
@@ -111,16 +107,33 @@ def drop_bounding(capabilities: Iterable[int]) -> None:
             break  # beyond the last one that this kernel knows
 
 
-def hold_capabilities(held: frozenset[int] = frozenset(), *, locked: bool) -> None:
-    """Keep only `held`, effective and permitted; `locked` also takes the ways by which user 0 gets them back."""
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    if locked:
-        prctl(PR_SET_SECUREBITS, SECBITS_LOCKED)
+def _if_known(option: int, argument: int) -> None:
+    """prctl(2) for something that Linux has, and kernels that stand in for it (gVisor's) need not have."""
+    try:
+        prctl(option, argument)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+
+
+def lock_securebits() -> None:
+    """Take the ways by which user 0 gets capabilities back; a change of user no longer changes them either."""
+    _if_known(PR_SET_SECUREBITS, SECBITS_LOCKED)
+
+
+def hold_capabilities(held: frozenset[int] = frozenset()) -> None:
+    """Keep only `held`, effective and permitted."""
+    _if_known(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     mask = sum(1 << one for one in held)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)  # effective, permitted, inheritable; twice 32 bits
     _call(_libc.capset, "capset", ctypes.byref(header), ctypes.byref(data))
+
+
+def trim() -> None:
+    """Give free memory of the heap back: pages that are mapped cost every fork and every exit."""
+    _libc.malloc_trim(ctypes.c_size_t(0))
 
 
 class Filter:

@@ -57,7 +57,7 @@ def _serve_here(config: dict[str, Any]) -> NoReturn:
 
 
 def _command(config: dict[str, Any], python: list[str], folder: str) -> list[str]:
-    passed = {key: config[key] for key in ("control", "layers", "paths", "preload", "job_uid")}
+    passed = {key: config[key] for key in ("control", "layers", "limits", "paths", "preload", "job_uid")}
     code = f"import sys; sys.path.append({folder!r}); from inside.server import main; main()"
     return [*python, "-s", "-S", "-P", "-B", "-X", "utf8", "-c", code, json.dumps(passed)]
 

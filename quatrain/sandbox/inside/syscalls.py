@@ -1,4 +1,4 @@
-"""The seccomp allow-list of a job, written as classic BPF (x86-64).
+"""The seccomp allow-list of a job, written as classic BPF (x86-64), in two filters.
 
 Whatever is not named here fails with EPERM. A call of another architecture's table (`int 0x80`, x32) kills the process:
 there the same numbers mean other calls, so no rule of this list could be trusted for them.
@@ -36,6 +36,13 @@ ALLOWED = {
     "rseq": 334, "close_range": 436, "faccessat2": 439,
 }  # fmt: skip
 
+# What the fork server needs beyond that, to make a job and to lock it in.
+SERVER_ONLY = {
+    "sendmsg": 46, "recvmsg": 47, "setsid": 112, "setgroups": 116, "setresuid": 117, "setresgid": 119,
+    "capset": 126, "mount": 165, "umount2": 166, "waitid": 247,
+}  # fmt: skip
+PRCTL_OPTIONS = [15, 16, 21, 23, 39, 0x53564D41]  # names; reading seccomp, bounding set, no_new_privs
+
 CLONE, CLONE3, IOCTL, FCNTL, SOCKETPAIR, PRCTL, PRLIMIT64 = 56, 435, 16, 72, 53, 157, 302
 _THREAD = 0x10000 | 0x800 | 0x100  # CLONE_THREAD | CLONE_SIGHAND | CLONE_VM: a thread, not a process
 _NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW*, CLONE_NEWTIME included
@@ -45,7 +52,6 @@ _NEW_NAMESPACES = 0x7E020080  # every CLONE_NEW*, CLONE_NEWTIME included
 BY_ARGUMENT: list[tuple[int, int, list[int]]] = [
     (IOCTL, 1, [0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451]),  # is it a terminal, its size, FION*, FIO*CLEX
     (SOCKETPAIR, 0, [1]),  # AF_UNIX: asyncio wakes itself through one; it cannot be bound to a name or connected
-    (PRCTL, 0, [15, 16, 21, 23, 39, 0x53564D41]),  # names; reading seccomp, bounding set, no_new_privs
     (PRLIMIT64, 0, [0]),  # of itself: it can lower its limits
     # Duplicates and flags. Not owners of signals, leases or larger pipes (kernel memory); no locks, here or by flock():
     # on a library file, which all jobs see, a lock would be a channel between them.
@@ -89,8 +95,11 @@ def _threads_only() -> list[SockFilter]:
     ]
 
 
-def job_filter() -> list[SockFilter]:
-    """The whole program, in the order in which the kernel runs it."""
+def server_filter() -> list[SockFilter]:
+    """For the fork server, and inherited by jobs: the list above, and what it takes to make a job.
+
+    A long filter costs a millisecond to put on, so jobs put on a short one that takes the difference away.
+    """
     program = [
         _step(_LOAD, _ARCHITECTURE),
         _step(_EQUAL, _X86_64, 1, 0),
@@ -101,10 +110,20 @@ def job_filter() -> list[SockFilter]:
     ]
     for number in ALLOWED.values():
         program += _guarded(number, [_step(_RETURN, _ALLOW)])
-    program += _guarded(CLONE, _threads_only())
-    program += _guarded(
-        CLONE3, [_fail(errno.ENOSYS)]
-    )  # its flags are out of a filter's sight; libc falls back to clone
+    for number in (*SERVER_ONLY.values(), CLONE, PRCTL):
+        program += _guarded(number, [_step(_RETURN, _ALLOW)])
+    # its flags are out of a filter's sight; libc falls back to clone
+    program += _guarded(CLONE3, [_fail(errno.ENOSYS)])
     for number, index, values in BY_ARGUMENT:
         program += _guarded(number, _argument_is(index, values))
     return [*program, _fail(errno.EPERM)]
+
+
+def job_filter() -> list[SockFilter]:
+    """What a job puts on top of the server's: the kernel runs both, and the stricter answer counts."""
+    program = [_step(_LOAD, _NUMBER)]
+    for number in SERVER_ONLY.values():
+        program += _guarded(number, [_fail(errno.EPERM)])
+    program += _guarded(CLONE, _threads_only())
+    program += _guarded(PRCTL, _argument_is(0, PRCTL_OPTIONS))
+    return [*program, _step(_RETURN, _ALLOW)]

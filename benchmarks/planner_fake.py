@@ -1,0 +1,383 @@
+"""The training step of large models under fake tensors: peak of every phase, measured against the planner's.
+
+    python benchmarks/planner_fake.py                      all configurations, worst first
+    python benchmarks/planner_fake.py llama-3-8b mixtral   those whose name begins so
+    python benchmarks/planner_fake.py --write              and docs/results/planner-measured.md
+
+Nothing is computed and no memory is used: operations return shapes, and the bytes of their storages are counted
+(`planner_storages.py`; `--tracker` runs torch's own MemTracker beside it). The forward is `token_outputs`, the
+backward, clipping and AdamW are torch's. Sharded runs use FSDP 2 over a fake process group of `world` ranks.
+"""
+
+import argparse
+import contextlib
+import datetime
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from benchmarks.planner_storages import Storages, head_logits
+from quatrain.batch import TrainBatch
+from quatrain.config import ModelConfig
+from quatrain.models.forward import token_outputs
+from quatrain.models.load import LanguageModel, disable_dropout
+from quatrain.models.lora import add_adapters
+from quatrain.ops.logprobs import gather_logprobs
+from quatrain.planner.architecture import read_architecture
+from quatrain.planner.hardware import CATALOGUE
+from quatrain.planner.job import Batch, Job, Lora
+from quatrain.planner.memory import phases
+
+ALLOWANCES = ("context", "slack")
+GIB = 2**30
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-3-8b": {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+    },
+    "qwen2.5-7b": {
+        "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944,
+        "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
+        "max_position_embeddings": 32768, "tie_word_embeddings": False,
+    },
+    "qwen2.5-1.5b": {
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960,
+        "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+        "max_position_embeddings": 32768, "tie_word_embeddings": True,
+    },
+    "qwen3-4b": {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40960, "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
+        "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40960, "tie_word_embeddings": False,
+    },
+    "mistral-7b": {
+        "model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "sliding_window": None,
+        "max_position_embeddings": 32768, "tie_word_embeddings": False,
+    },
+    "gemma-2-9b": {
+        "model_type": "gemma2", "vocab_size": 256000, "hidden_size": 3584, "intermediate_size": 14336,
+        "num_hidden_layers": 42, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256,
+        "max_position_embeddings": 8192, "tie_word_embeddings": True, "sliding_window": 4096,
+    },
+    "phi-3-mini": {
+        "model_type": "phi3", "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 4096, "tie_word_embeddings": False, "pad_token_id": 0, "sliding_window": None,
+    },
+    "gpt2-xl": {
+        "model_type": "gpt2", "vocab_size": 50257, "n_embd": 1600, "n_layer": 48, "n_head": 25, "n_positions": 1024,
+    },
+    "pythia-6.9b": {
+        "model_type": "gpt_neox", "vocab_size": 50432, "hidden_size": 4096, "intermediate_size": 16384,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+    },
+    "mixtral-8x7b": {
+        "model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+        "num_experts_per_tok": 2, "max_position_embeddings": 32768, "tie_word_embeddings": False,
+        "sliding_window": None,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
+    "qwen1.5-moe-a2.7b": {
+        "model_type": "qwen2_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+        "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One configuration: which model, how stored, what is trained, how laid out."""
+
+    model: str
+    rows: int = 1
+    length: int = 2048
+    precision: Literal["bf16", "master", "fp32"] = "bf16"
+    lora: Lora | None = None
+    checkpointing: bool = False
+    attention: Literal["fused", "masked", "eager"] = "fused"
+    world: int = 1
+    share: float = 1.0  # of the positions, those that are trained
+    layers: int | None = None  # a model cut short (its planner too)
+
+    @property
+    def label(self) -> str:
+        parts = [self.model + (f" ({self.layers} layers)" if self.layers else ""), f"{self.rows}x{self.length}"]
+        parts.append(self.precision)
+        if self.lora:
+            targets = self.lora.targets if isinstance(self.lora.targets, str) else ",".join(self.lora.targets)
+            parts.append(f"LoRA r{self.lora.rank} {targets}")
+        parts += [self.attention] if self.attention != "fused" else []
+        parts += ["checkpointing"] if self.checkpointing else []
+        parts += [f"FSDP {self.world}"] if self.world > 1 else []
+        parts += [f"{self.share:.0%} trained"] if self.share != 1 else []
+        return ", ".join(parts)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        config = CONFIGS[self.model]
+        key = "n_layer" if "n_layer" in config else "num_hidden_layers"
+        return {**config, key: self.layers or config[key]}
+
+    @property
+    def trained(self) -> int:
+        return self.rows * self.length if self.world > 1 else max(1, round(self.rows * (self.length - 1) * self.share))
+
+
+QV, ALL = Lora(16, ["q_proj", "v_proj"]), Lora(16)
+ATTENTION = Lora(16, ["q_proj", "k_proj", "v_proj", "o_proj"])
+WHOLE = [  # every layer; the others are cut to eight, as time for them goes with their number
+    Case("llama-3-8b"),
+    Case("llama-3-8b", 4, 2048, checkpointing=True),
+    Case("qwen2.5-7b", 4, 2048, checkpointing=True),
+    Case("qwen3-4b", 4, 2048, checkpointing=True),
+    Case("qwen2.5-1.5b"),
+    Case("mistral-7b"),
+    Case("phi-3-mini"),
+    Case("llama-3-8b", 1, 2048, lora=ALL),
+    Case("qwen2.5-1.5b", 4, 1024, "master"),
+    Case("llama-3-8b", 2, 2048, "master", checkpointing=True, world=8),
+    Case("mixtral-8x7b", 2, 2048, checkpointing=True, world=8),
+    Case("qwen3-30b-a3b", 4, 2048, checkpointing=True),
+]
+CUT = [
+    *(Case(model) for model in CONFIGS if model not in ("gpt2-xl", "gemma-2-9b", "llama-3-8b", "mistral-7b")),
+    *(Case(model, 4, 2048, checkpointing=True) for model in CONFIGS if model not in ("gpt2-xl", "gemma-2-9b")),
+    Case("gemma-2-9b", 1, 1024, attention="eager"),
+    Case("gemma-2-9b", 2, 2048, attention="eager", checkpointing=True),
+    Case("gemma-2-9b", lora=ALL, attention="eager"),
+    Case("gpt2-xl", 4, 1024),
+    Case("gpt2-xl", 4, 1024, checkpointing=True),
+    *(Case(model, lora=lora, checkpointing=checkpointing)
+      for model in ("llama-3-8b", "qwen3-4b") for lora in (QV, ALL) for checkpointing in (False, True)),
+    Case("qwen2.5-7b", 4, 1024, lora=Lora(64)),
+    Case("mixtral-8x7b", lora=ATTENTION, checkpointing=True),
+    Case("qwen3-30b-a3b", lora=ATTENTION),
+    Case("llama-3-8b", 1, 2048, "master"),
+    Case("llama-3-8b", 4, 2048, "master", checkpointing=True),
+    Case("qwen2.5-1.5b", 4, 1024, "fp32"),
+    Case("qwen2.5-1.5b", 2, 1024, attention="eager"),
+    Case("qwen2.5-1.5b", 4, 1024, attention="masked"),
+    Case("qwen2.5-1.5b", 8, 4096, checkpointing=True, share=0.8),
+    Case("qwen3-8b", 1, 16384, checkpointing=True, share=0.9),
+    Case("llama-3-8b", 2, 2048, world=8),
+    Case("qwen2.5-7b", 2, 2048, world=8),
+    Case("qwen2.5-7b", 2, 2048, "master", checkpointing=True, world=8),
+    Case("qwen3-30b-a3b", 2, 2048, checkpointing=True, world=16),
+    Case("qwen3-4b", 2, 2048, "master", checkpointing=True, world=64),
+]  # fmt: skip
+CASES = [*WHOLE, *(replace(case, layers=8) for case in CUT)]
+
+
+def predicted(case: Case) -> dict[str, dict[str, float]]:
+    """The planner's bytes by phase and component, without the allowances."""
+    batch = Batch(tokens=case.rows * case.length, trained=case.trained, sequence=case.length)
+    job = Job(
+        model=read_architecture(case.config, case.model), method="sft", device=CATALOGUE["h200-141g"],
+        devices=case.world, precision=case.precision, lora=case.lora, sharding=3 if case.world > 1 else 0,
+        checkpointing=case.checkpointing, attention=case.attention, chunked_head=case.world == 1, batch=batch,
+    )  # fmt: skip
+    return {
+        phase.name.partition(": ")[2]: {name: size for name, size in phase.components.items() if name not in ALLOWANCES}
+        for phase in phases(job) if "update" in phase.name
+    }  # fmt: skip
+
+
+def measured(case: Case, tracker: Any = None) -> dict[str, dict[str, int]]:
+    """Peak bytes by phase and component of the real step under fake tensors."""
+    module = _build(case)
+    with _process_group(case.world) as mesh, FakeTensorMode(), _no_values(case):
+        lm = _model(module, case, mesh)
+        storages = Storages(head_logits(lm.causal.config.vocab_size))
+        storages.add_model(lm.module, "weights", "weights")
+        batch = _batch(case)
+        trained = [parameter for parameter in lm.module.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, fused=case.world == 1, foreach=False if case.world > 1 else None)
+        with tracker or contextlib.nullcontext(), storages:
+            with storages.phase("loss"):
+                loss = _loss(lm, batch, case)
+            with storages.phase("backward"):
+                loss.backward()
+            del loss
+            with storages.phase("step", default="optimizer moments"):
+                nn.utils.clip_grad_norm_(trained, 1.0)
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            with storages.phase("second loss"):
+                loss = _loss(lm, batch, case)
+            kept = dict(storages.live)
+            with storages.phase("second backward"):
+                loss.backward()
+    found = storages.peaks
+    return {"loss": found["second loss"], "backward": found["second backward"], "step": found["step"], "kept": kept}
+
+
+def _loss(lm: LanguageModel, batch: TrainBatch, case: Case) -> torch.Tensor:
+    """The library's forward; sharded, the model's own (its hooks gather weights) with all logits at once."""
+    if case.world == 1:
+        return -token_outputs(lm, batch, 1.0).logprobs_N.mean()
+    logits = lm.module(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False).logits
+    flat = logits.flatten(0, 1)
+    return -gather_logprobs(flat, torch.zeros(len(flat), dtype=torch.long)).mean()
+
+
+def _build(case: Case) -> Any:
+    """The model on the meta device, with adapters and checkpointing as `models.load` sets them."""
+    config = AutoConfig.for_model(**case.config)
+    stored = torch.float32 if case.precision in ("master", "fp32") and case.lora is None else torch.bfloat16
+    implementation = "eager" if case.attention == "eager" else "sdpa"
+    with torch.device("meta"):
+        module = AutoModelForCausalLM.from_config(config, dtype=stored, attn_implementation=implementation)
+        if case.lora:
+            lora = {"rank": case.lora.rank, "targets": case.lora.targets}
+            module = add_adapters(module, ModelConfig.model_validate({"path": "m", "lora": lora}))
+    disable_dropout(module)
+    if case.checkpointing:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if case.lora:
+            module.enable_input_require_grads()
+    return module.train()
+
+
+def _model(module: Any, case: Case, mesh: Any) -> LanguageModel:
+    """The model with fake parameters in place of meta ones (tied ones stay tied), sharded where asked."""
+    new: dict[int, Any] = {}
+    for part in module.modules():
+        for store in (part._parameters, part._buffers):
+            for name, old in store.items():
+                if old is not None:
+                    if id(old) not in new:
+                        fake = torch.empty(old.shape, dtype=old.dtype)
+                        new[id(old)] = nn.Parameter(fake, old.requires_grad) if store is part._parameters else fake
+                    store[name] = new[id(old)]
+    if mesh is not None:
+        _shard(module, case, mesh)
+    return LanguageModel(
+        module=module, tokenizer=None, path=case.model, device=torch.device("cpu"),
+        autocast=torch.bfloat16 if case.precision == "master" and case.world == 1 else None,
+        eos_ids=frozenset(), max_positions=case.length,
+    )  # fmt: skip
+
+
+def _shard(module: Any, case: Case, mesh: Any) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options = {"mesh": mesh, **({"mp_policy": policy} if case.precision == "master" else {})}
+    for layer in module.get_decoder().layers:
+        fully_shard(layer, **options)
+    fully_shard(module, **options)
+
+
+def _batch(case: Case) -> TrainBatch:
+    shape = (case.rows, case.length)
+    zeros = torch.zeros(shape, dtype=torch.long)
+    index = torch.zeros(case.trained, dtype=torch.long)
+    return TrainBatch(input_ids=zeros, position_ids=torch.zeros(shape, dtype=torch.long), segment_BT=zeros,
+                      prefix_BT=zeros, logit_index_N=index, target_N=index, sample_N=index,
+                      num_samples=case.rows)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _no_values(case: Case) -> Iterator[None]:
+    """Fake tensors have no values, so what the code would read from them is said: plain rows, or rows with a mask."""
+    with mock.patch.object(TrainBatch, "plain", case.attention != "masked"), \
+         mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda *_: None):  # fmt: skip
+        yield
+
+
+@contextlib.contextmanager
+def _process_group(world: int) -> Iterator[Any]:
+    """The mesh of `world` ranks of which this is the first and the others are not there; None for one rank."""
+    if world == 1:
+        yield None
+        return
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield init_device_mesh("cpu", (world,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Predicted and measured peak of one configuration."""
+
+    case: Case
+    predicted: dict[str, dict[str, float]]
+    measured: dict[str, dict[str, int]]
+    seconds: float
+
+    def peak(self, which: Literal["predicted", "measured"]) -> tuple[str, float]:
+        totals = {name: sum(getattr(self, which)[name].values()) for name in self.predicted}
+        name = max(totals, key=totals.__getitem__)
+        return name, totals[name]
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured of the peak."""
+        return self.peak("predicted")[1] / self.peak("measured")[1] - 1
+
+
+def run(cases: Sequence[Case]) -> list[Row]:
+    """All rows, printed as they come."""
+    rows = []
+    for case in cases:
+        start = time.perf_counter()
+        row = Row(case, predicted(case), measured(case), time.perf_counter() - start)
+        print(f"{row.error:+7.1%}  {row.peak('predicted')[1] / GIB:7.2f} {row.peak('measured')[1] / GIB:7.2f} GiB  "
+              f"{row.peak('predicted')[0]}/{row.peak('measured')[0]}  {case.label}  ({row.seconds:.0f} s)", flush=True)  # fmt: skip
+        rows.append(row)
+    return sorted(rows, key=lambda row: -abs(row.error))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--layers", type=int, help="cut every model to so many layers")
+    parser.add_argument("--detail", action="store_true", help="show components of every phase")
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    cases = [case for case in CASES if not arguments.names or case.label.startswith(tuple(arguments.names))]
+    if arguments.layers:
+        cases = [replace(case, layers=arguments.layers) for case in cases]
+    rows = run(cases)
+    for row in rows if arguments.detail else []:
+        print(f"\n{row.case.label}")
+        for phase in row.predicted:
+            for which in ("predicted", "measured"):
+                parts = getattr(row, which)[phase]
+                print(f"  {phase:9} {which:9} {sum(parts.values()) / GIB:8.3f}  "
+                      + "  ".join(f"{name} {size / GIB:.3f}" for name, size in parts.items() if size > 1e6))  # fmt: skip
+    _ = datetime.date, Path
+
+
+if __name__ == "__main__":
+    main()

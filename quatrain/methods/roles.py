@@ -1,0 +1,68 @@
+"""The models of an online run by role: policy, reference, critic; and the text of a pre-training term."""
+
+from quatrain.algorithms import Algorithm
+from quatrain.config import LengthConfig, Recipe
+from quatrain.data.examples import ExampleStream
+from quatrain.errors import SettingError
+from quatrain.models.load import LanguageModel, load_reference, load_tokenizer
+from quatrain.models.scalar import add_value_head, load_scalar_model
+from quatrain.train.learner import Learner
+
+PRETRAINING_STREAM = 5  # added to the seed of the examples' order
+
+
+def open_learner(recipe: Recipe, policy: LanguageModel, algorithm: Algorithm) -> Learner:
+    """The learner with its roles: a frozen copy of the start when the algorithm reads a reference and adapters do not
+    hold it, and the critic that `algorithm.critic` asks for."""
+    reads = algorithm.needs.full_kl or any(name.startswith("reference") for name in algorithm.needs.streams)
+    kl, critic = recipe.algorithm.kl, recipe.algorithm.critic
+    frozen = load_reference(recipe.model) if reads and recipe.model.lora is None else None
+    moving = kl if reads and kl.moves else None
+    if critic is None:
+        return Learner(policy, recipe.train, recipe.rollout.temperature, frozen, moving)
+    if critic.model == "shared":
+        add_value_head(policy)
+        return Learner(policy, recipe.train, recipe.rollout.temperature, frozen, moving)
+    return Learner(policy, recipe.train, recipe.rollout.temperature, frozen, moving,
+                   critic=open_critic(recipe, policy), critic_rate=critic.learning_rate)  # fmt: skip
+
+
+def open_critic(recipe: Recipe, policy: LanguageModel) -> LanguageModel:
+    """A separate critic: from `critic.path`, else the reward model if its tokenizer is the policy's, else the policy.
+
+    Its regression head is fresh (Ouyang et al. 2022 start the value function from the reward model).
+    """
+    own = recipe.algorithm.critic
+    assert own is not None
+    path = own.path
+    if path is not None and not same_tokenizer(path, policy):
+        raise SettingError("algorithm.critic.path", path, "a model with the policy's tokenizer",
+                           "the critic reads the policy's token ids; choose another, or leave it out")  # fmt: skip
+    path = path or next((path for path in reward_paths(recipe) if same_tokenizer(path, policy)), recipe.model.path)
+    config = recipe.model.model_copy(update={"path": path})
+    if config.lora is not None:
+        config = config.model_copy(update={"lora": config.lora.model_copy(update={"adapter": None})})
+    return load_scalar_model(config, ["value"], fresh_head=True, seed=recipe.seed)
+
+
+def reward_paths(recipe: Recipe) -> list[str]:
+    """Folders of the reward models among the verifiers, in order."""
+    extras = [part.model_extra or {} for parts in recipe.verifiers.values() for part in parts.values()
+              if part.kind == "reward_model"]  # fmt: skip
+    return [str(extra["path"]) for extra in extras if "path" in extra]
+
+
+def same_tokenizer(path: str, policy: LanguageModel) -> bool:
+    """Whether the tokenizer of a model gives the policy's ids."""
+    other = load_tokenizer(path)
+    return bool(other.get_vocab() == policy.tokenizer.get_vocab())
+
+
+def open_pretraining(recipe: Recipe, policy: LanguageModel) -> ExampleStream | None:
+    """The examples of `algorithm.pretraining`; None without that section."""
+    own = recipe.algorithm.pretraining
+    if own is None:
+        return None
+    return ExampleStream(own.data, policy.tokenizer, recipe.seed + PRETRAINING_STREAM, "sft",
+                         LengthConfig(max_tokens=min(own.max_tokens, policy.max_positions)), policy.max_positions,
+                         section="algorithm.pretraining.data")  # fmt: skip

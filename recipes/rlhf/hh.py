@@ -1,0 +1,30 @@
+"""HH-RLHF (Bai et al. 2022, arXiv:2204.05862) for a CPU: dialogues of one question, short ones, and their questions."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+SIDES = ("chosen", "rejected")
+
+
+def pairs(path: str, characters: int = 200) -> Iterator[dict[str, str]]:
+    """Rows `prompt`, `chosen`, `rejected` of dialogues with one question, no part of which is longer than `characters`."""
+    return (row for row in _dialogues(path) if all(len(text) <= characters for text in row.values()))
+
+
+def prompts(path: str, characters: int = 200) -> Iterator[dict[str, str]]:
+    """The questions alone, each once, whatever the length of their answers."""
+    asked = dict.fromkeys(row["prompt"] for row in _dialogues(path))
+    return ({"prompt": question} for question in asked if len(question) <= characters)
+
+
+def _dialogues(path: str) -> Iterator[dict[str, str]]:
+    """Dialogues with a single question and an answer on both sides."""
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if all(row[side].count(HUMAN) == row[side].count(ASSISTANT) == 1 for side in SIDES):
+            (question, chosen), (_, rejected) = (row[side].split(ASSISTANT) for side in SIDES)
+            found = {"prompt": question.removeprefix(HUMAN), "chosen": chosen, "rejected": rejected}
+            if all(text.strip() for text in found.values()):
+                yield {name: text.strip() for name, text in found.items()}

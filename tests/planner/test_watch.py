@@ -1,0 +1,43 @@
+"""What a run says before it starts, and what it writes after its first step."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quatrain.planner.watch import measured, predicted, save_plan
+from quatrain.recipe_file import validate_recipe
+
+RECIPE = {"model": "smollm2-135m", "prompts": [{"source": "a.jsonl"}],
+          "verifiers": {"d": {"c": {"kind": "numeric"}}}}  # fmt: skip
+
+
+def test_a_run_that_fits_says_nothing() -> None:
+    forecast = predicted(validate_recipe({**RECIPE, "train": {"tokens_per_micro_batch": 256},
+                                          "rollout": {"max_tokens": 8}}), prompt=8)  # fmt: skip
+    assert forecast["line"] is None and forecast["fits"] and 1 < forecast["per_gpu_gb"] < 5
+
+
+def test_a_run_that_will_not_fit_says_so_in_one_line_with_what_would_help() -> None:
+    large = {**RECIPE, "model": {"path": "meta-llama/Llama-2-70b-hf", "device": "cpu"}}
+    line = predicted(validate_recipe(large))["line"]
+    assert line is not None and "\n" not in line
+    assert "will probably not fit" in line and "this machine's memory has" in line
+
+
+def test_a_model_without_a_config_at_hand_is_no_error() -> None:
+    forecast = predicted(validate_recipe({**RECIPE, "model": "someone/unknown-model"}))
+    assert forecast["line"] is None and forecast["per_gpu_gb"] is None and "someone/unknown-model" in forecast["why"]
+
+
+def test_predicted_against_measured(tmp_path: Path) -> None:
+    peaks = measured()
+    assert peaks["rss_gb"] > 0.01
+    path = save_plan(tmp_path, {"per_gpu_gb": 3.0, "line": None}, {"rss_gb": 2.0})
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert path.name == "plan.json" and data["error"] == {"rss_gb": pytest.approx(0.5)}
+    path = save_plan(tmp_path, {"per_gpu_gb": 3.0, "allocated_gb": 2.0, "reserved_gb": 2.2, "line": None},
+                     {"rss_gb": 9.0, "allocated_gb": 1.6, "reserved_gb": 2.0})  # fmt: skip
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert data["error"] == {"allocated_gb": pytest.approx(0.25), "reserved_gb": pytest.approx(0.1)}
+    assert save_plan(tmp_path, {"per_gpu_gb": None, "line": None}, {"rss_gb": 2.0}).exists()
