@@ -62,7 +62,7 @@ class Case:
     builder: Literal["padded", "shared"] = "padded"
     group: int = 8
     prompt: int = 64
-    completion: int = 128
+    completion: int = 48
     hidden: int = 256
     layers: int = 4
 
@@ -90,7 +90,7 @@ CASES = [
     Case("llama", checkpointing=True),
     Case("llama", "bfloat16"),
     Case("llama", lora=8),
-    Case("llama", completion=32),
+    Case("llama", group=16, prompt=16, completion=24),
     Case("qwen2"),
     Case("qwen2", builder="shared", checkpointing=True),
     Case("qwen3"),
@@ -99,7 +99,7 @@ CASES = [
     Case("gpt2", builder="shared"),
     Case("neox"),
     Case("mixtral"),
-    Case("mixtral", checkpointing=True, completion=256),
+    Case("mixtral", checkpointing=True, prompt=128),
 ]
 
 
@@ -132,7 +132,8 @@ def measured(case: Case) -> tuple[Storages, int]:
     torch.manual_seed(0)
     lm, reference = _model(case), None if case.lora else _model(case, trainable=False)
     capacity = case.prompt + case.completion
-    storages = Storages(lambda tensor: _component(tensor, capacity))
+    storages = Storages()
+    storages.classify = lambda tensor: _component(tensor, capacity if "rollout" in storages.name else 0)
     storages.add_model(lm.module, "weights", "weights")
     if reference is not None:
         storages.add_model(reference.module, "weights", "reference")
@@ -230,8 +231,7 @@ class Row:
         return sum(self.predicted[phase].values()) / sum(self.measured[phase].values()) - 1
 
     def component_errors(self) -> dict[str, float]:
-        """The same of every component at the peak that holds the most of it; passing ones below 2 % of a peak left
-        out."""
+        """The same of every component at the peak that holds the most of it; below 2 % of that peak it is left out."""
         errors = {}
         for name in {name for parts in self.predicted.values() for name in parts}:
             phase = max(self.predicted, key=lambda phase, name=name: self.predicted[phase].get(name, 0))  # type: ignore[misc]
@@ -257,13 +257,15 @@ def table(rows: Sequence[Row]) -> str:
     lines = ["| model | rollout MiB | error | logprobs MiB | error | update MiB | error | RSS MiB |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in ordered:
-        cells = [f"{sum(row.measured[phase].values()) / MIB:.1f} | {row.peak_error(phase):+.1%}" for phase in row.predicted]
+        cells = [f"{sum(row.measured[phase].values()) / MIB:.1f} | {row.peak_error(phase):+.1%}"
+                 for phase in row.predicted]  # fmt: skip
         lines.append(f"| {row.case.label} | {' | '.join(cells)} | {row.rss / MIB:.0f} |")
     names = sorted({name for row in rows for name in row.component_errors()})
     lines += ["", f"| model | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for row in ordered:
         errors = row.component_errors()
-        lines.append(f"| {row.case.label} | " + " | ".join(f"{errors[n]:+.1%}" if n in errors else "" for n in names) + " |")
+        cells = [f"{errors[name]:+.1%}" if name in errors else "" for name in names]
+        lines.append(f"| {row.case.label} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -291,8 +293,8 @@ def main() -> None:
 
 INTRODUCTION = """# The planner's memory against real runs of small models
 
-2026-11-30, CPU. Made by `python benchmarks/planner_cpu.py --write`. Models of four blocks and 256 hidden numbers with \
-random weights go through the real engine and the real learner (second step, when the optimizer has its moments). \
+2026-11-30, CPU. Made by `python benchmarks/planner_cpu.py --write`. Models of four blocks and 256 hidden numbers \
+with random weights go through the real engine and the real learner (second step, when the optimizer has its moments). \
 Measured are the bytes of live tensor storages at the fullest moment of each phase; errors are (predicted - measured) / \
 measured. RSS is the process's most so far, Python and torch included. The second table has each component in the phase \
 that holds the most of it.

@@ -32,7 +32,7 @@ class _Record:
 
 
 class Storages(TorchDispatchMode):
-    """Live bytes by component; of every phase those of its fullest moment (`peaks`), and each one's most (`highest`)."""
+    """Live bytes by component: those of a phase's fullest moment (`peaks`), and the most of each (`highest`)."""
 
     def __init__(self, classify: Classify = lambda _: None) -> None:
         super().__init__()
@@ -43,6 +43,11 @@ class Storages(TorchDispatchMode):
         self.highest: dict[str, Counter[str]] = {}
         self._records: weakref.WeakKeyDictionary[Any, _Record] = weakref.WeakKeyDictionary()
         self._phase, self._highest = "", 0
+
+    @property
+    def name(self) -> str:
+        """The phase that is running."""
+        return self._phase
 
     @contextmanager
     def phase(self, name: str, default: str = "activations") -> Iterator[None]:

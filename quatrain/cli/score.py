@@ -74,7 +74,9 @@ def _rollout(row: dict[str, Any], place: str, number: int, groups: dict[str, int
     if tokens is not None and not (isinstance(tokens, list) and all(type(token) is int for token in tokens)):
         raise SettingError(f"{place}, token_ids", tokens, "a list of integers", "give the completion's token ids")
     group = groups.setdefault(prompt, len(groups))
-    return text_rollout(completion, columns, prompt=prompt, tokens=tokens, index=number, group=group)
+    asked = row.get("prompt")
+    messages = asked if isinstance(asked, list) and all("role" in message for message in asked) else ()
+    return text_rollout(completion, columns, prompt=prompt, messages=messages, tokens=tokens, index=number, group=group)
 
 
 def _text(value: Any, place: str) -> str:

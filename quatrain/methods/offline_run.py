@@ -15,9 +15,11 @@ from quatrain.config import OfflineRecipe, RewardModelConfig
 from quatrain.data.examples import Example, ExampleStream, held_out_examples, split_share
 from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.errors import DataError, Interrupted, SettingError, nearest
-from quatrain.methods.record import Record, StopRequest, loading
+from quatrain.methods.record import Record, StopRequest, forecast, loading
 from quatrain.methods.reference_cache import ReferenceCache
 from quatrain.methods.reward_normalise import normalise_reward
+from quatrain.methods.reward_report import report_reward
+from quatrain.methods.reward_scores import score_answers
 from quatrain.methods.run_folder import owned, save_recipe, settle_model, settle_recipe
 from quatrain.models.forward import check_forward
 from quatrain.models.load import LanguageModel, load_language_model, load_reference
@@ -43,9 +45,10 @@ class OfflineRun:
     start: dict[str, Any]  # of the examples, before the first step
 
     def finish(self, checkpoint: Path) -> None:
-        """What is left after the last step: a reward model's normalisation."""
+        """What is left after the last step: a reward model's normalisation and report."""
         if isinstance(self.recipe.algorithm, RewardModelConfig):
-            normalise_reward(self, checkpoint)
+            scored = score_answers(self)
+            report_reward(self, scored, normalise_reward(self, checkpoint, scored))
 
 
 Evaluate = Callable[[OfflineRun, int], Mapping[str, Metric] | None]
@@ -71,6 +74,7 @@ def _load(recipe: OfflineRecipe, console: Console, stack: contextlib.ExitStack, 
     stack.enter_context(owned(folder))
     notes = settle_recipe(folder, recipe)
     log = RunLog(folder)
+    plan = forecast(recipe, console)
     console.say(f"loading {recipe.model.path}")
     torch.manual_seed(recipe.seed)  # adapters start from random numbers
     algorithm: OfflineAlgorithm = OFFLINE_ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm)
@@ -81,7 +85,7 @@ def _load(recipe: OfflineRecipe, console: Console, stack: contextlib.ExitStack, 
     config = recipe.train.model_copy(update={"steps": steps})
     learner = Learner(lm, config, 1.0, name=algorithm.role)
     record = Record(
-        folder=folder, console=console, stop=StopRequest(console), learner=learner, log=log,
+        folder=folder, console=console, stop=StopRequest(console), learner=learner, log=log, forecast=plan,
         checkpoint=recipe.checkpoint, steps=steps, most_empty_steps=steps, stream=("examples", examples), live={},
         evaluate=lambda step: evaluate(run, step), evaluate_every=recipe.evaluation.every,
     )  # fmt: skip
@@ -128,7 +132,7 @@ def open_data(
         examples = stream(share)
         held_out = held_out_examples(recipe.data, tokenizer, *limits, only=share, attributes=heads)
     else:
-        held_out = held_out_examples(recipe.held_out, tokenizer, *limits, attributes=heads)
+        held_out = held_out_examples(recipe.held_out, tokenizer, *limits, attributes=heads) if recipe.held_out else []
         examples = stream(to_exclude(held_out, recipe.overlap))
         check_disjoint(examples.rows(), held_out)
     if isinstance(recipe.algorithm, RewardModelConfig) and not heads and len(examples.attributes) > 1:
@@ -136,6 +140,9 @@ def open_data(
         raise SettingError("algorithm.attributes", "none", "the heads to train, of those that the data name",
                            f"e.g. attributes: {{{weights}}}")  # fmt: skip
     check_decided(algorithm, examples, held_out)
+    start = examples.state_dict()
+    examples.take(recipe.train.examples_per_step)  # raises where no example can be trained on
+    examples.load_state_dict(start)
     return examples, held_out
 
 

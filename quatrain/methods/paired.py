@@ -15,8 +15,9 @@ Comparison = dict[str, dict[str, Any]]
 def paired(target: Evaluation, against: Evaluation) -> Comparison:
     """Per measure both means and their difference (target - against), with paired 95 % bootstrap intervals.
 
-    `higher`, `lower` and `equal` count the prompts on which the target has more, less or as much; `p` is the exact
-    sign test on the first two (for 0/1 values McNemar's), None for measures that are not 0 or 1 on every prompt.
+    `higher`, `lower` and `equal` count the prompts on which the target has more, less or as much; `win_rate` is the share
+    of `higher` among those that are not equal, with its interval over these; `p` is the exact sign test on the first two
+    (for 0/1 values McNemar's), None for measures that are not 0 or 1 on every prompt.
     Raises SettingError for different prompts.
     """
     check_same_prompts(target, against)
@@ -26,7 +27,8 @@ def paired(target: Evaluation, against: Evaluation) -> Comparison:
 
 def _compared(first: Floats, second: Floats) -> dict[str, Any]:
     difference = first - second
-    higher, lower = int((difference > 1e-12).sum()), int((difference < -1e-12).sum())
+    wins, losses = difference > 1e-12, difference < -1e-12
+    higher, lower = int(wins.sum()), int(losses.sum())
     judged = ~np.isnan(difference)
     binary = np.isin([first[judged], second[judged]], (0.0, 1.0)).all()
     return {
@@ -36,6 +38,7 @@ def _compared(first: Floats, second: Floats) -> dict[str, Any]:
         "higher": higher,
         "lower": lower,
         "equal": int(judged.sum()) - higher - lower,
+        "win_rate": cell(wins[wins | losses].astype(np.float64)),
         "p": sign_test(higher, lower) if binary else None,
     }
 

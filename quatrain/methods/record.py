@@ -10,11 +10,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from quatrain.config import CheckpointConfig
+from quatrain.config import AnyRecipe, CheckpointConfig
 from quatrain.errors import DataError, Interrupted
 from quatrain.methods.run_folder import best_steps, set_files_aside, settle_environment
+from quatrain.planner.watch import measured, predicted, save_plan
 from quatrain.telemetry import TRACKERS, Tracker
 from quatrain.telemetry.console import Console
+from quatrain.telemetry.files import disk_errors
 from quatrain.telemetry.metrics import Metric
 from quatrain.telemetry.run_log import RunLog
 from quatrain.train.checkpoint import checkpoints, load_checkpoint, save_checkpoint
@@ -88,6 +90,7 @@ class Record:
     most_empty_steps: int
     stream: tuple[str, Stateful]
     live: Mapping[str, Stateful]
+    forecast: Mapping[str, Any]  # of the planner; plan.json holds what it says against the first step's peaks
     trackers: list[Tracker] = field(default_factory=list)
     step: int = 0
     empty_steps: int = 0
@@ -111,6 +114,9 @@ class Record:
         metrics |= evaluation or {}
         self.log.metrics(self.step, metrics)
         self.console.step(self.step, metrics)
+        if not (self.folder / "plan.json").exists():
+            with disk_errors(self.folder / "plan.json"):
+                save_plan(self.folder, self.forecast, measured())
         for tracker in self.trackers:
             tracker.log(self.step, {name: metric.value for name, metric in metrics.items()})
         if last or self._due(self.checkpoint.every) or (evaluation and self.step in self._best()):
@@ -173,6 +179,14 @@ class Record:
         """Steps whose checkpoints are kept for what their evaluation says, this one included."""
         own = self.checkpoint
         return best_steps(self.folder, own.best_metric, own.keep_best, self.step) if own.keep_best else []
+
+
+def forecast(recipe: AnyRecipe, console: Console) -> dict[str, Any]:
+    """What the planner says of a recipe; warns when it will not fit."""
+    found = predicted(recipe)
+    if found["line"]:
+        console.warn(found["line"])
+    return found
 
 
 @contextlib.contextmanager

@@ -137,14 +137,15 @@ def show_comparison(found: Mapping[str, Any], console: Console) -> None:
         console.warn(f"not the same for both: {note}")
     for title, tables in _tables(found, f"{found['prompts']} prompts, paired 95 % bootstrap intervals"):
         for mode, cells in tables.items():
-            rows: list[Sequence[object]] = [("measure", "target", "against", "difference", "higher/lower/equal", "p")]
+            rows: list[Sequence[object]] = [("measure", "target", "against", "difference", "win rate", "higher/lower/equal", "p")]
             rows += [(label(name), _number(one["target"]["value"]), _number(one["against"]["value"]),
-                      _cell(one["difference"], "+"), f"{one['higher']}/{one['lower']}/{one['equal']}",
+                      _cell(one["difference"], "+"), _cell(one.get("win_rate")),
+                      f"{one['higher']}/{one['lower']}/{one['equal']}",
                       "" if one["p"] is None else f"{one['p']:.3g}") for name, one in cells.items()]  # fmt: skip
             console.say("")
             console.table(f"{mode}, {title}", rows)
-    console.say(f"target: {found['target']}; against: {found['against']}; difference: target - against; "
-                "p: exact sign test (McNemar)")  # fmt: skip
+    console.say(f"target: {found['target']}; against: {found['against']}; difference: target - against; win rate: "
+                "share of prompts with more, of those that differ; p: exact sign test (McNemar)")  # fmt: skip
 
 
 def _tables(data: Mapping[str, Any], title: str) -> list[tuple[str, dict[str, Any]]]:

@@ -53,9 +53,14 @@ def reward_paths(recipe: Recipe) -> list[str]:
 
 
 def same_tokenizer(path: str, policy: LanguageModel) -> bool:
-    """Whether the tokenizer of a model gives the policy's ids."""
-    other = load_tokenizer(path)
-    return bool(other.get_vocab() == policy.tokenizer.get_vocab())
+    """Whether the tokenizer of a model gives the policy's ids; a padding token that only one of them has is none."""
+    own, other = policy.tokenizer, load_tokenizer(path)
+    first, second = own.get_vocab(), other.get_vocab()
+    return _without(first, own.pad_token, second) == _without(second, other.pad_token, first)
+
+
+def _without(vocabulary: dict[str, int], padding: str | None, beside: dict[str, int]) -> dict[str, int]:
+    return {token: number for token, number in vocabulary.items() if token != padding or token in beside}
 
 
 def open_pretraining(recipe: Recipe, policy: LanguageModel) -> ExampleStream | None:

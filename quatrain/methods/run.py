@@ -16,7 +16,7 @@ from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.data.prompts import PromptStream, held_out_prompts, load_sources
 from quatrain.errors import SettingError, nearest
 from quatrain.methods.evaluate import Evaluation, evaluate, load_evaluation, question_key
-from quatrain.methods.record import Record, Stateful, StopRequest, loading
+from quatrain.methods.record import Record, Stateful, StopRequest, forecast, loading
 from quatrain.methods.roles import open_learner, open_pretraining
 from quatrain.methods.run_folder import owned, save_recipe, settle_model, settle_recipe
 from quatrain.models.forward import check_forward
@@ -106,6 +106,7 @@ def _load(recipe: Recipe, console: Console, stack: contextlib.ExitStack) -> Run:
     notes = settle_recipe(folder, recipe)
     log = RunLog(folder)
     verifiers = stack.enter_context(build_verifiers(recipe.rubrics))
+    plan = forecast(recipe, console)
     console.say(f"loading {recipe.model.path}")
     torch.manual_seed(recipe.seed)  # adapters start from random numbers
     policy = load_language_model(recipe.model)
@@ -118,7 +119,7 @@ def _load(recipe: Recipe, console: Console, stack: contextlib.ExitStack) -> Run:
     pretraining = open_pretraining(recipe, policy)
     live: dict[str, Stateful] = {"history": prompts.history, "algorithm": algorithm}
     record = Record(
-        folder=folder, console=console, stop=StopRequest(console), learner=learner, log=log,
+        folder=folder, console=console, stop=StopRequest(console), learner=learner, log=log, forecast=plan,
         checkpoint=recipe.checkpoint, steps=recipe.train.steps, most_empty_steps=recipe.train.empty_steps,
         evaluate=lambda step: evaluation_metrics(run, step), evaluate_every=recipe.evaluation.every,
         stream=("prompts", prompts), live=live | ({"pretraining": pretraining} if pretraining else {}),

@@ -77,7 +77,8 @@ def _norms(job: Job, model: Architecture, trained: bool) -> float:
         if model.family in LAYER_NORM:
             kept += rows * (stream * norm.d_out * (0.5 if model.family == "gpt_neox" else 1) + 2 * stream)
         else:
-            whole = 4 if model.family.startswith("gemma") else width if norm.d_out != model.hidden else max(stream, width)
+            whole = width if norm.d_out != model.hidden else max(stream, width)
+            whole = 4 if model.family.startswith("gemma") else whole
             kept += rows * (norm.d_out * (4 + (whole if trained else 0)) + 4)
     return kept
 
@@ -103,7 +104,7 @@ def _attention(job: Job, model: Architecture) -> float:
 def _mlp(job: Job, model: Architecture) -> float:
     """Also what a mixture of experts keeps to weigh its outputs, and the stages of GPT-2's own GELU."""
     width = job.bytes.compute
-    kept = width * (3 if model.gated else 4 if model.family in STAGED_GELU else 1) * model.ffn
+    kept = float(width * (3 if model.gated else 4 if model.family in STAGED_GELU else 1) * model.ffn)
     for expert in (w for w in model.weights if w.name == "experts.down_proj"):
         chosen, blocks = expert.used / expert.blocks, expert.blocks / model.layers
         gate = sum(w.blocks for w in model.weights if w.name == "shared_expert_gate") / model.layers
@@ -116,7 +117,8 @@ def _inputs(job: Job, model: Architecture) -> float:
     """Inputs of linear layers whose own weights are trained; attention's output is counted with attention."""
     width, reads = job.bytes.compute, _reads_norm(model)
     copies = len(reads) if autocast(job) else 1 if model.family == "phi" else 2
-    chosen = sum(w.used for w in model.weights if w.name == "experts.down_proj") / model.layers  # a copy for each expert
+    used = sum(w.used for w in model.weights if w.name == "experts.down_proj")
+    chosen = used / model.layers  # a copy for each expert
     return width * ((copies + chosen) * model.hidden + model.ffn)
 
 

@@ -10,7 +10,7 @@ communication buffers) is added in `planner/plan.py` as an allowance, labelled u
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from quatrain.planner.activations import forward_width
+from quatrain.planner.activations import forward_width, stream_width
 from quatrain.planner.architecture import Architecture
 from quatrain.planner.hardware import GIB
 from quatrain.planner.job import Job
@@ -24,7 +24,7 @@ from quatrain.planner.states import (
     shard,
     trained,
 )
-from quatrain.planner.update import logit_bytes, update_moments
+from quatrain.planner.update import scoring_logit_bytes, update_moments
 
 __all__ = ["Components", "Phase", "frozen", "gathered", "gradient_bytes", "kv_cache", "peak", "phases", "shard",
            "trained"]  # fmt: skip
@@ -189,10 +189,13 @@ def _with(job: Job, still: Components, name: str) -> Components:
 
 
 def _logprobs(job: Job, still: Components, host: Components) -> Phase:
+    """A block's forward pass, or the logits when the blocks are done, whichever holds more."""
     passing = job.batch.tokens * forward_width(job, job.model) / job.tensor_parallel
-    logits = logit_bytes(job, job.model, gradient=False)
+    hidden = (job.batch.tokens + job.batch.logits) * job.model.hidden * stream_width(job) / job.tensor_parallel
+    logits = scoring_logit_bytes(job, job.model)
+    adds = {"activations": hidden, "logits": logits} if hidden + logits > passing else {"activations": passing}
     return _phase("old and reference logprobs", _with(job, still, "reference"), host,
-                  activations=passing, logits=logits, gathered_layers=gathered(job, job.model))  # fmt: skip
+                  gathered_layers=gathered(job, job.model), **adds)  # fmt: skip
 
 
 def _headless(job: Job, name: str, model: Architecture, still: Components, host: Components) -> Phase:

@@ -39,6 +39,28 @@ class Prior:
 
 # Medians of public runs by device, kind and checkpointing; `benchmarks/planner_time.py` prints them from their rows.
 PRIORS: tuple[Prior, ...] = (
+    Prior("a100-40g", "dense", False, 0.56, "11 rows: llm-foundry"),
+    Prior("a100-40g", "dense", True, 0.64, "18 rows: llm-foundry"),
+    Prior("a100-80g", "dense", False, 0.6, "11 rows: llm-foundry, torchtune"),
+    Prior("a100-80g", "dense", True, 0.72, "13 rows: llm-foundry, torchtune"),
+    Prior("a100-80g", "lora", False, 0.41, "1 row: torchtune"),
+    Prior("a100-80g", "lora", True, 0.66, "2 rows: torchtune"),
+    Prior("a6000-48g", "dense", True, 0.52, "3 rows: prime-rl"),
+    Prior("a6000-48g", "lora", True, 0.66, "2 rows: prime-rl"),
+    Prior("b200-180g", "dense", True, 0.19, "2 rows: prime-rl"),
+    Prior("b200-180g", "lora", True, 0.16, "1 row: prime-rl"),
+    Prior("b200-180g", "moe", True, 0.08, "5 rows: prime-rl"),
+    Prior("gb200-186g", "moe", False, 0.33, "1 row: Megatron-Bridge"),
+    Prior("h100-80g", "dense", False, 0.4, "21 rows: llm-foundry, torchtitan"),
+    Prior("h100-80g", "dense", True, 0.54, "29 rows: llm-foundry, prime-rl, torchtitan"),
+    Prior("h100-80g", "lora", True, 0.63, "7 rows: prime-rl"),
+    Prior("h100-80g", "moe", True, 0.37, "2 rows: prime-rl"),
+    Prior("h200-141g", "dense", True, 0.7, "1 row: prime-rl"),
+    Prior("h200-141g", "moe", True, 0.36, "6 rows: prime-rl"),
+    Prior("l40s-48g", "dense", False, 0.13, "1 row: peft"),
+    Prior("l40s-48g", "lora", False, 0.23, "13 rows: peft"),
+    Prior("rtx4090-24g", "lora", False, 0.56, "2 rows: torchtune"),
+    Prior("t4-16g", "lora", True, 0.14, "13 rows: fitcheck-llm"),
 )  # fmt: skip
 
 

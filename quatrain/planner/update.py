@@ -30,7 +30,6 @@ from quatrain.planner.job import Job
 from quatrain.planner.states import Components, block_parameters, gathered, gradient_bytes, step_copy
 
 ENTROPY_LOGITS = float(1 << 24)  # ops/logprobs.py CHUNK_ELEMENTS: logits whose entropy is taken at a time
-ENTROPY_BYTES = 20.0  # of each of them: the float32 logits, log-probabilities, probabilities and products
 NORM_BYTES = 16.0  # float32 temporaries of a norm's backward pass, a number
 
 
@@ -49,13 +48,30 @@ def logit_bytes(job: Job, model: Architecture, gradient: bool) -> float:
 
 
 def forward_logit_bytes(job: Job, model: Architecture) -> float:
-    """Bytes of logits in a forward pass: 16-bit ones and their float32 copy (float32 ones have none), and a piece's
-    entropy."""
-    per_logit = {2: 6.0, 4: 4.0, 8: 8.0}[job.bytes.compute]
+    """Bytes of logits in a forward pass: 16-bit ones and their float32 copy (float32 ones have none), and the entropy
+    of a piece."""
     count = _at_once(job, model) / job.tensor_parallel
-    wide = 0.0 if _in_chunks(job, model) else ENTROPY_BYTES * (2 if job.bytes.compute == 8 else 1)
-    cast = 0.0 if _in_chunks(job, model) else _cast_head(job, model)
-    return per_logit * count + wide * min(count, ENTROPY_LOGITS) + cast
+    if _in_chunks(job, model):  # recomputed in the backward pass, so nothing of them is kept
+        return _logit_width(job) * count
+    return _logit_width(job) * count + _entropy_bytes(job, count) + _cast_head(job, model)
+
+
+def scoring_logit_bytes(job: Job, model: Architecture) -> float:
+    """The same without gradient: the float32 copy is gone when the entropy is taken."""
+    if job.logit_bytes is not None:
+        return logit_bytes(job, model, gradient=False)
+    count = _at_once(job, model) / job.tensor_parallel
+    return max(_logit_width(job) * count, job.bytes.compute * count + _entropy_bytes(job, count))
+
+
+def _logit_width(job: Job) -> float:
+    return 6.0 if job.bytes.compute == 2 else float(job.bytes.compute)
+
+
+def _entropy_bytes(job: Job, count: float) -> float:
+    """Log-probabilities, probabilities, chosen values, products of a piece; 16-bit logits are raised for it again."""
+    wide = {2: 20.0, 4: 16.0, 8: 32.0}[job.bytes.compute]
+    return wide * min(count, ENTROPY_LOGITS)
 
 
 def _in_chunks(job: Job, model: Architecture) -> bool:

@@ -1,7 +1,7 @@
 """What a run is predicted to take, said before it starts, and what it took, written beside it after the first step.
 
-    forecast = predicted(recipe)                   before anything is loaded; forecast["line"] is a warning or None
-    save_plan(folder, forecast, measured())        after the first step: RUN/plan.json
+`predicted(recipe)` is for before anything is loaded: its "line" is a warning, or None. `save_plan(folder, forecast,
+measured())` after the first step writes RUN/plan.json.
 """
 
 import json

@@ -53,8 +53,8 @@ def test_a_bare_parameter_count(parameters: str, method: str, total: float, gpus
 def test_a_whole_plan_has_the_keys_that_tools_read_and_adds_up() -> None:
     found = data("--model", "Qwen/Qwen2.5-7B-Instruct", "--method", "ppo", "--gpu", "h100-80g x 8")
     assert found.keys() >= KEYS
-    assert found["total_gb"] == pytest.approx(8 * found["per_gpu_gb"]) == pytest.approx(
-        sum(found["components"].values())
+    assert (
+        found["total_gb"] == pytest.approx(8 * found["per_gpu_gb"]) == pytest.approx(sum(found["components"].values()))
     )
     for phase in found["phases"]:
         assert phase.keys() >= {"name", "per_gpu_gb", "components"}
@@ -62,6 +62,11 @@ def test_a_whole_plan_has_the_keys_that_tools_read_and_adds_up() -> None:
     assert found["per_gpu_gb"] == max(phase["per_gpu_gb"] for phase in found["phases"])
     assert all(advice.keys() >= {"change", "saves_gb", "cost"} for advice in found["advice"])
     assert found["model"]["parameters"] == 7_615_616_512 and found["device"]["count"] == 8
+    time = found["time"]
+    assert time["step_s"] == pytest.approx(sum(time["seconds"].values())) and time["cost"] is None
+    priced = data("--model", "7B", "--gpu", "h100x8", "--steps", "10", "--price", "2")["time"]
+    assert priced["cost"] == pytest.approx(2 * priced["device_hours"])
+    assert priced["device_hours"] == pytest.approx(8 * 10 * priced["step_s"] / 3600)
 
 
 def test_advice_makes_it_fit() -> None:

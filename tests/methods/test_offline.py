@@ -126,7 +126,7 @@ def test_the_reference_is_the_model_that_the_run_began_with(tmp_path: Path) -> N
 def test_case_c65_a_vocabulary_of_any_size_trains_as_one_padded_to_64(tmp_path: Path) -> None:
     losses = []
     for number, multiple in enumerate((1, 64)):
-        wanted = offline_recipe(tmp_path, "dpo", train={"learning_rate": 1e-4}, output=str(tmp_path / f"{number}"))
+        wanted = offline_recipe(tmp_path, "dpo", train={"learning_rate": 3e-5}, output=str(tmp_path / f"{number}"))
         odd = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
         odd.resize_token_embeddings(45, pad_to_multiple_of=multiple, mean_resizing=False)
         with torch.no_grad():
@@ -135,7 +135,7 @@ def test_case_c65_a_vocabulary_of_any_size_trains_as_one_padded_to_64(tmp_path: 
         train(wanted, quiet())
         assert len(weights_of(tmp_path / f"{number}", 4)["model.embed_tokens.weight"]) == 45 if multiple == 1 else 64
         losses.append(values(tmp_path / f"{number}", "train/loss"))
-    assert losses[0] == pytest.approx(losses[1], abs=1e-3) and losses[0][-1] < 0.685
+    assert losses[0] == pytest.approx(losses[1], abs=1e-3) and losses[0][-1] < 0.69
 
 
 def test_a_loss_that_is_not_finite_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +350,7 @@ MISTAKES: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
     "an empty file": ("dpo", [], {}, r"data\[0\]"),
     "a missing file": ("dpo", [PAIR], {"data": [{"source": "absent.jsonl"}]}, r"data\[0\]\.source"),
     "not JSON": ("dpo", ["{"], {}, r"data\[0\]"),
-    "a missing column": ("dpo", [PAIR, {"prompt": "b", "chosen": "c"}], {}, r"data\[0\]\.rejected: got .* row 2"),
+    "a missing column": ("dpo", [PAIR, {"prompt": "b", "chosen": "c"}], {}, r"data\[0\]\.columns: got row 2"),
     "a number for an answer": ("dpo", [PAIR | {"chosen": 3}], {}, r"data\[0\]\.(chosen|rejected): got"),
     "a label that is none": ("kto", [{"prompt": "a", "completion": "b", "label": "yes"}], {}, r"data\[0\]\.label"),
     "a confidence beyond 1": ("dpo", [PAIR | {"confidence": 2}], {}, r"data\[0\]\.confidence: got 2 in row 1"),
@@ -366,7 +366,7 @@ MISTAKES: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
     "held-out ties only": ("simpo", [PAIR], {"held_out": [OTHER | {"tie": True}]},
                            r"held_out: every comparison is a tie"),
     "held-out rows of training": ("dpo", [PAIR], {"held_out": [PAIR]}, r"held_out: got 1 of 1 prompts"),
-    "a prompt without room": ("dpo", [PAIR], {"length": {"max_tokens": 6}}, r"data\[0\]: none of the 1 .*max_tokens=6"),
+    "a prompt without room": ("dpo", [PAIR], {"length": {"max_tokens": 6}}, r"data\[0\]: none of .*max_tokens=6"),
     "more tokens than positions": ("dpo", [PAIR], {"length": {"max_tokens": 65}}, r"length\.max_tokens: got 65"),
     "all too long and skipped": ("sft", [{"prompt": "a", "completion": "b" * 80}], {"length": {"too_long": "skip"}},
                                  r"data\[0\]: none of the 1 .*too long"),
@@ -393,8 +393,8 @@ MISTAKES: dict[str, tuple[str, list[Any], dict[str, Any], str]] = {
     "beta of orpo": ("orpo", [PAIR], {"algorithm": {"beta": 0.1}}, r"algorithm\.beta: got 0\.1"),
     "another method's setting": ("dpo", [PAIR], {"algorithm": {"odds_weight": 2.0}}, r"algorithm\.odds_weight"),
     "robust without noise": ("dpo", [PAIR], {"algorithm": {"robust": True}}, r"algorithm\.robust"),
-    "noise of one half": ("dpo", [PAIR], {"algorithm": {"label_smoothing": 0.5}}, r"algorithm\.\S*label_smoothing"),
-    "an unknown key": ("dpo", [PAIR], {"algorithm": {"betta": 0.1}}, r"algorithm\.\S*betta: got an unknown key.*beta"),
+    "noise of one half": ("dpo", [PAIR], {"algorithm": {"label_smoothing": 0.5}}, r"algorithm\.label_smoothing: got"),
+    "an unknown key": ("dpo", [PAIR], {"algorithm": {"betta": 0.1}}, r"algorithm\.betta: got an unknown key.*'beta'"),
     "a setting of online runs": ("dpo", [PAIR], {"rollout": {"group_size": 4}}, r"rollout: got an unknown key"),
     "an unknown method": ("dop", [PAIR], {}, r"algorithm\S*: got .*dop"),
     "no steps": ("dpo", [PAIR], {"train": {"steps": 0}}, r"train\.steps: got 0"),

@@ -353,3 +353,31 @@ def test_long_held_out_prompts_are_counted_in_a_warning(tmp_path: Path, caplog: 
         result = run(recipe(tmp_path, held_out=[{"source": str(tmp_path / "test2.jsonl")}], train={"steps": 1}))
     assert result.after is not None and len(result.after.answers) == 1
     assert "held_out: 1 of 2 prompts are left out" in caplog.text
+
+
+def test_the_prediction_of_memory_stands_beside_what_the_first_step_took(tmp_path: Path) -> None:
+    run(recipe(tmp_path))
+    plan = json.loads((tmp_path / "run" / "plan.json").read_text())
+    assert plan["measured"]["rss_gb"] > 0.05 and plan["predicted"]["fits"] is True
+    assert plan["predicted"]["phases"] and plan["predicted"]["line"] is None
+    written = (tmp_path / "run" / "plan.json").stat().st_mtime_ns
+    run(recipe(tmp_path, train={"steps": 4}))
+    assert (tmp_path / "run" / "plan.json").stat().st_mtime_ns == written
+
+
+def test_a_run_that_will_not_fit_says_so_before_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loaded(Exception):
+        pass
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise Loaded
+
+    wanted = recipe(tmp_path)
+    config = tmp_path / "model" / "config.json"
+    large = {"hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672, "num_attention_heads": 64}
+    config.write_text(json.dumps({**json.loads(config.read_text()), **large, "head_dim": 128}))
+    monkeypatch.setattr("quatrain.methods.run.load_language_model", load)
+    text = StringIO()
+    with pytest.raises(Loaded):
+        train(wanted, Console(text, terminal=False))
+    assert "this run will probably not fit" in " ".join(text.getvalue().split())

@@ -27,6 +27,9 @@ def test_differences_and_counts() -> None:
     assert 0 < one["difference"]["low"] < 5 / 8 < one["difference"]["high"] <= 1
     assert (one["higher"], one["lower"], one["equal"]) == (6, 1, 1) and one["p"] == 2 * 8 / 128
     assert found["length"]["p"] is None and found["length"]["equal"] == 8
+    rate = one["win_rate"]
+    assert rate["value"] == 6 / 7 and rate["prompts"] == 7 and 0 < rate["low"] < 6 / 7 < rate["high"] == 1
+    assert found["length"]["win_rate"]["value"] != found["length"]["win_rate"]["value"], "nothing differs: no rate"
 
 
 def test_the_interval_is_paired() -> None:

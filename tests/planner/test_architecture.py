@@ -84,14 +84,16 @@ def test_cache_width() -> None:
 
 @pytest.mark.parametrize(
     ("family", "targets"),
-    [*((family, "all-linear") for family in sorted(FAMILIES)), ("llama", ["q_proj", "v_proj"]), ("qwen2", ["down_proj"])],
+    [
+        *((family, "all-linear") for family in sorted(FAMILIES)),
+        ("llama", ["q_proj", "v_proj"]),
+        ("qwen2", ["down_proj"]),
+    ],
 )
 def test_adapters_count_as_in_peft(family: str, targets: str | list[str]) -> None:
     model, config = meta_model(family)
     adapted = get_peft_model(model, LoraConfig(r=8, target_modules=targets, task_type="CAUSAL_LM"))
-    assert read_architecture(config).lora(8, targets) == sum(
-        p.numel() for p in adapted.parameters() if p.requires_grad
-    )
+    assert read_architecture(config).lora(8, targets) == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
 
 
 def test_what_a_word_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
