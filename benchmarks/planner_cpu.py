@@ -133,7 +133,8 @@ def measured(case: Case) -> tuple[Storages, int]:
     lm, reference = _model(case), None if case.lora else _model(case, trainable=False)
     capacity = case.prompt + case.completion
     storages = Storages()
-    storages.classify = lambda tensor: _component(tensor, capacity if "rollout" in storages.name else 0)
+    cached = (job_of(case).model.kv_heads, capacity)
+    storages.classify = lambda tensor: _component(tensor, cached if "rollout" in storages.name else (0, 0))
     storages.add_model(lm.module, "weights", "weights")
     if reference is not None:
         storages.add_model(reference.module, "weights", "reference")
@@ -207,10 +208,11 @@ def _streams(sample: Sample, index: int) -> dict[str, Any]:
             "sampler_logprobs": sample.streams["old_logprobs"]}  # fmt: skip
 
 
-def _component(tensor: torch.Tensor, capacity: int) -> str | None:
+def _component(tensor: torch.Tensor, cached: tuple[int, int]) -> str | None:
+    """Logits by their width, the cache by its heads and capacity."""
     if tensor.ndim and tensor.shape[-1] == VOCABULARY:
         return "logits"
-    return "KV cache" if tensor.ndim == 4 and tensor.shape[2] == capacity and tensor.shape[1] > 1 else None
+    return "KV cache" if tensor.ndim == 4 and tuple(tensor.shape[1:3]) == cached else None
 
 
 def _nothing(_done: int, _total: int) -> None:

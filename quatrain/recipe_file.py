@@ -212,9 +212,10 @@ def as_setting_error(error: ValidationError, model: type[BaseModel], prefix: str
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, SettingError):
         return inner
-    location = _location(first["loc"], prefix)
+    words, parent = _walk(model, first["loc"])
+    location = _location(words, prefix)
     if first["type"] == "extra_forbidden":
-        known = _fields_at(model, first["loc"][:-1])
+        known = list(parent.model_fields) if parent is not None else []
         return SettingError(location, "an unknown key", "a known setting", nearest(str(first["loc"][-1]), known))
     if first["type"] == "missing":
         return SettingError(location, "nothing", "a value", "add it; see recipes/ for examples")
@@ -231,18 +232,32 @@ def _location(parts: Sequence[int | str], prefix: str) -> str:
     return text or "recipe"
 
 
-def _fields_at(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
-    """Names of the settings at a place in the recipe."""
+def _walk(model: type[BaseModel], location: Sequence[int | str]) -> tuple[list[int | str], type[BaseModel] | None]:
+    """A place in the recipe without the tags that pydantic puts before a branch chosen by `name`, and its section."""
     node: Any = model
+    words: list[int | str] = []
+    section: type[BaseModel] | None = model
     for part in location:
+        branch = _branch(node, part)
+        if branch is not None:
+            node = section = branch
+            continue
+        words.append(part)
+        node = _inner(node)
         if isinstance(node, type) and issubclass(node, BaseModel):
-            if str(part) not in node.model_fields:
-                continue
-            node = _inner(node.model_fields[str(part)].annotation)
-        else:
-            node = _inner(node)
-    node = _inner(node)
-    return list(node.model_fields) if isinstance(node, type) and issubclass(node, BaseModel) else []
+            section = node
+            if str(part) in node.model_fields:
+                node = node.model_fields[str(part)].annotation
+    return words, section
+
+
+def _branch(annotation: Any, tag: int | str) -> type[BaseModel] | None:
+    """The section of a union whose `name` may be `tag`."""
+    for member in get_args(annotation):
+        field = member.model_fields.get("name") if isinstance(member, type) and issubclass(member, BaseModel) else None
+        if field is not None and tag in get_args(field.annotation):
+            return member
+    return None
 
 
 def _inner(annotation: Any) -> Any:

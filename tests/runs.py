@@ -103,7 +103,7 @@ def offline_rows(algorithm: str, names: str) -> list[dict[str, Any]]:
     return rows
 
 
-def offline_data(folder: Path, algorithm: str = "dpo", **changes: Any) -> dict[str, Any]:
+def offline_data(folder: Path, algorithm: str = "dpo", /, **changes: Any) -> dict[str, Any]:
     """An offline recipe as YAML would give it; model and rows are written into `folder` once."""
     if not (folder / "model").exists():
         save_tiny(folder / "model")
@@ -128,7 +128,7 @@ def offline_data(folder: Path, algorithm: str = "dpo", **changes: Any) -> dict[s
     return data
 
 
-def offline_recipe(folder: Path, algorithm: str = "dpo", **changes: Any) -> OfflineRecipe:
+def offline_recipe(folder: Path, algorithm: str = "dpo", /, **changes: Any) -> OfflineRecipe:
     """The validated recipe."""
     found = validate_recipe(offline_data(folder, algorithm, **changes))
     assert isinstance(found, OfflineRecipe)

@@ -62,7 +62,7 @@ def _ppo(recipe: Recipe) -> Iterator[str]:
         effect = low if critic.gae_lambda < 0.9 else high
         yield f"algorithm.critic.gae_lambda: {critic.gae_lambda:g} is outside 0.9-0.99: {effect}"
     if critic is not None and not 0.1 <= critic.value_coefficient <= 1:
-        shared, own_model = "it competes with the policy on one backbone", "Adam undoes most of it; set the critic's rate"
+        shared, own_model = "it competes with the policy on one backbone", "Adam undoes most of it; set its rate"
         effect = shared if critic.model == "shared" else own_model
         yield f"algorithm.critic.value_coefficient: {critic.value_coefficient:g} is outside 0.1-1: {effect}"
     if own.entropy_coefficient > 0.01:

@@ -15,9 +15,9 @@ Comparison = dict[str, dict[str, Any]]
 def paired(target: Evaluation, against: Evaluation) -> Comparison:
     """Per measure both means and their difference (target - against), with paired 95 % bootstrap intervals.
 
-    `higher`, `lower` and `equal` count the prompts on which the target has more, less or as much; `win_rate` is the share
-    of `higher` among those that are not equal, with its interval over these; `p` is the exact sign test on the first two
-    (for 0/1 values McNemar's), None for measures that are not 0 or 1 on every prompt.
+    `higher`, `lower` and `equal` count the prompts on which the target has more, less or as much; `win_rate` is the
+    share of `higher` among those that are not equal, with its interval over these; `p` is the exact sign test on the
+    first two (for 0/1 values McNemar's), None for measures that are not 0 or 1 on every prompt.
     Raises SettingError for different prompts.
     """
     check_same_prompts(target, against)

@@ -137,7 +137,8 @@ def show_comparison(found: Mapping[str, Any], console: Console) -> None:
         console.warn(f"not the same for both: {note}")
     for title, tables in _tables(found, f"{found['prompts']} prompts, paired 95 % bootstrap intervals"):
         for mode, cells in tables.items():
-            rows: list[Sequence[object]] = [("measure", "target", "against", "difference", "win rate", "higher/lower/equal", "p")]
+            heading = ("measure", "target", "against", "difference", "win rate", "higher/lower/equal", "p")
+            rows: list[Sequence[object]] = [heading]
             rows += [(label(name), _number(one["target"]["value"]), _number(one["against"]["value"]),
                       _cell(one["difference"], "+"), _cell(one.get("win_rate")),
                       f"{one['higher']}/{one['lower']}/{one['equal']}",

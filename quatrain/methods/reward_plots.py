@@ -92,8 +92,8 @@ def _front(axes: "Axes", report: dict[str, Any]) -> None:
     points_A2 = np.array(heads["points"])
     front_F2 = np.array([one["scores"][:2] for one in heads["front"]])
     axes.scatter(points_A2[:, 0], points_A2[:, 1], s=6, color=GREY, alpha=0.5, linewidths=0)
-    axes.plot(front_F2[:, 0], front_F2[:, 1], color=COLOURS[1], marker="o", markersize=4, linewidth=1.2, drawstyle="steps-post",
-              label=f"front: {len(front_F2)} answers")  # fmt: skip
+    axes.plot(front_F2[:, 0], front_F2[:, 1], color=COLOURS[1], marker="o", markersize=4, linewidth=1.2,
+              drawstyle="steps-post", label=f"front: {len(front_F2)} answers")  # fmt: skip
     first, second = heads["front_attributes"]
     _titles(axes, f"two heads (correlation {heads['correlation'][0][1]:+.2f})", first, second)
     axes.legend(frameon=False, fontsize=7)

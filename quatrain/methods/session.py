@@ -155,7 +155,7 @@ def _source(item: Mapping[str, Any], keeper: Keeper, setting: str) -> dict[str, 
 def _row(item: Any, place: str) -> Mapping[str, Any]:
     """A text is a row with nothing but a prompt (in `data`, nothing but a text)."""
     if isinstance(item, str) and item.endswith((".jsonl", ".parquet")):
-        raise SettingError(place, item, "a text", f"for files: [{{'source': {item!r}}}, ...]")
+        raise SettingError(place, item, "the text of a prompt", f"for files: [{{'source': {item!r}}}, ...]")
     if not isinstance(item, (str, Mapping)):
         raise SettingError(place, item, "a mapping of columns, or a text", "e.g. {'prompt': ..., 'answer': ...}")
     return {"text" if place.startswith("data") else "prompt": item} if isinstance(item, str) else item

@@ -10,7 +10,7 @@ communication buffers) is added in `planner/plan.py` as an allowance, labelled u
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from quatrain.planner.activations import forward_width, stream_width
+from quatrain.planner.activations import cast_weights, forward_width, stream_width
 from quatrain.planner.architecture import Architecture
 from quatrain.planner.hardware import GIB
 from quatrain.planner.job import Job
@@ -24,7 +24,7 @@ from quatrain.planner.states import (
     shard,
     trained,
 )
-from quatrain.planner.update import scoring_logit_bytes, update_moments
+from quatrain.planner.update import cast_head, scoring_logit_bytes, update_moments
 
 __all__ = ["Components", "Phase", "frozen", "gathered", "gradient_bytes", "kv_cache", "peak", "phases", "shard",
            "trained"]  # fmt: skip
@@ -132,11 +132,12 @@ def _own_rollout(job: Job, still: Components, host: Components) -> Phase:
     decoding = rollout.rows * (context * repeated * width + forward_width(job, model))
     reading = groups * rollout.prompt * (forward_width(job, model) + repeated * width)
     first = cache * groups / rollout.rows + reading
+    cast = cast_weights(job, model) + cast_head(job, model)  # one context of autocast covers the whole wave
     if first > cache + max(decoding, logits):
-        return _phase("rollout", still, host, KV_cache=cache * groups / rollout.rows, activations=reading)
+        return _phase("rollout", still, host, KV_cache=cache * groups / rollout.rows, activations=reading + cast)
     if decoding > logits:
-        return _phase("rollout", still, host, KV_cache=cache, activations=decoding)
-    return _phase("rollout", still, host, KV_cache=cache, logits=logits)
+        return _phase("rollout", still, host, KV_cache=cache, activations=decoding + cast)
+    return _phase("rollout", still, host, KV_cache=cache, logits=logits, activations=cast)
 
 
 def inference(job: Job) -> Phase:
@@ -193,6 +194,8 @@ def _logprobs(job: Job, still: Components, host: Components) -> Phase:
     passing = job.batch.tokens * forward_width(job, job.model) / job.tensor_parallel
     hidden = (job.batch.tokens + job.batch.logits) * job.model.hidden * stream_width(job) / job.tensor_parallel
     logits = scoring_logit_bytes(job, job.model)
+    passing += cast_weights(job, job.model)
+    hidden += cast_head(job, job.model)
     adds = {"activations": hidden, "logits": logits} if hidden + logits > passing else {"activations": passing}
     return _phase("old and reference logprobs", _with(job, still, "reference"), host,
                   gathered_layers=gathered(job, job.model), **adds)  # fmt: skip

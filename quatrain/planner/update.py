@@ -53,7 +53,7 @@ def forward_logit_bytes(job: Job, model: Architecture) -> float:
     count = _at_once(job, model) / job.tensor_parallel
     if _in_chunks(job, model):  # recomputed in the backward pass, so nothing of them is kept
         return _logit_width(job) * count
-    return _logit_width(job) * count + _entropy_bytes(job, count) + _cast_head(job, model)
+    return _logit_width(job) * count + _entropy_bytes(job, count) + cast_head(job, model)
 
 
 def scoring_logit_bytes(job: Job, model: Architecture) -> float:
@@ -78,7 +78,7 @@ def _in_chunks(job: Job, model: Architecture) -> bool:
     return job.chunked_head and job.batch.logits * model.vocabulary > job.constants.chunk_logits
 
 
-def _cast_head(job: Job, model: Architecture) -> float:
+def cast_head(job: Job, model: Architecture) -> float:
     """Autocast's 16-bit copy of the head's weight."""
     wide = autocast(job) and stream_width(job) == 4
     return 2.0 * model.vocabulary * model.hidden / job.tensor_parallel if wide else 0.0
@@ -159,13 +159,13 @@ def _backward(job: Job, model: Architecture, has_head: bool, kept: float) -> dic
     store = tokens * stream * model.hidden if job.checkpointing else block
     tied = 3 * embedding if model.tied and has_head and trained else embedding
     return {
-        "head": {"activations": kept + (head if chunks else 0.0) + _cast_head(job, model), "logits": logits,
+        "head": {"activations": kept + (head if chunks else 0.0) + cast_head(job, model), "logits": logits,
                  "gradients": 0.0},
         "head's weight": {"activations": kept + (head * 1.5 if autocast(job) else 0.0), "gradients": 0.0},
         "last": {"activations": kept - freed + max(inside, norm), "gradients in transit": transit, "gradients": head},
         "first": {"activations": store + inside, "gradients in transit": transit, "gradients": first},
         "lookup": {"activations": tied + tokens * stream * model.hidden,
-                   "gradients": max(0.0, gradients - embedding)},
+                   "gradients": max(0.0, gradients - embedding / (job.replicas if transit else 1))},
     }  # fmt: skip
 
 

@@ -28,7 +28,8 @@ class Rubric:
     """value = sum over parts of weight * part; right when every correctness part pays in full, whatever the form.
 
     A part that abstains is left out; when all but the length penalty do, so does the rubric. When a part could not
-    judge, neither could the rubric: the score is an error that names the part, never a smaller number.
+    judge, neither could the rubric: the score is an error that names the part, never a smaller number. What a part says
+    of several parts of its own (the heads of a reward model) is kept as `part/inner` with weight 0.
     """
 
     parts: Mapping[str, Part]
@@ -56,8 +57,10 @@ class Rubric:
             if score.usable
             for position, reward in score.placed
         )
+        inner = {f"{name}/{part}": value for name, score in named.items() if score.usable and len(score.parts) > 1
+                 for part, value in score.parts.items()}  # fmt: skip
         return Score(
-            value=value, parts=said, weights=weights, error=notes, placed=placed,
+            value=value, parts=said | inner, weights=weights | dict.fromkeys(inner, 0.0), error=notes, placed=placed,
             answer=next((named[name].answer for name in correctness if named[name].answer is not None), None),
             right=bool(paid) and all(paid) if correctness else None,
         )  # fmt: skip

@@ -74,18 +74,19 @@ def text_rollout(
     columns: Mapping[str, Any] | None = None,
     *,
     prompt: str = "",
+    messages: Sequence[Mapping[str, Any]] = (),
     tokens: Sequence[int] | None = None,
     index: int = 0,
     group: int = 0,
 ) -> Rollout:
     """A rollout from text alone, to try a verifier on: `text_rollout("#### 72", {"answer": "72"})`.
 
-    `tokens` are the completion's ids, for verifiers that read them.
+    `messages` are the prompt as a conversation, `tokens` the completion's ids, for verifiers that read them.
     """
     zeros, ones = [0.0] * len(tokens or ()), [1.0] * len(tokens or ())
     trajectory = Trajectory.single_turn((0,), tokens or (), zeros, ones, 0)
     return Rollout(
-        prompt=Prompt(index=index, token_ids=(0,), text=prompt, columns=columns or {}),
+        prompt=Prompt(index=index, token_ids=(0,), text=prompt, columns=columns or {}, messages=tuple(messages)),
         group=group,
         index=0,
         trajectories=() if tokens is None else (trajectory,),

@@ -2,8 +2,8 @@
 
     python recipes/overoptimisation/results.py docs/results/overoptimisation.json docs/results/overoptimisation.svg
 
-d = sqrt(KL), KL in nats per letter. Rewards are counted from the policy at the start, gold ones in deviations of the gold
-score over its letters, a proxy's in deviations of its own. Errors are over the prompts.
+d = sqrt(KL), KL in nats per letter. Rewards are counted from the policy at the start, gold ones in deviations of the
+gold score over its letters, a proxy's in deviations of its own. Errors are over the prompts.
 """
 
 import json
@@ -26,7 +26,8 @@ from quatrain.methods.evaluate import interval
 from quatrain.ops.advantages import Floats
 from quatrain.ops.scaling_laws import Law, LawFit, best_of_n, bon_kl, fit_law, gold_bon, gold_rl
 
-WINDOW = 5  # steps that a point of a PPO curve is the mean of
+WINDOW = 2  # steps that a point of a PPO curve is the mean of
+LAST = 3  # points at the end of a curve that its end is the mean of
 COLOURS = {"proxy": "#8a8f98", "gold": "#1a7f5a", "penalty": "#2b6cb0"}
 
 
@@ -76,6 +77,22 @@ class Curve:
     def peak(self) -> int:
         """Point of the highest mean gold reward."""
         return int(self.mean("gold").argmax())
+
+    def end(self, name: str) -> Floats:
+        """Rewards of every prompt at the end."""
+        ends: Floats = np.array(getattr(self, name))[:, -LAST:].mean(axis=1)
+        return ends
+
+    def fall(self, name: str) -> Floats:
+        """Rewards of every prompt at the end, less those at the point where the gold reward is highest.
+
+        That point is chosen on the other half of the prompts: chosen on the same letters it would be a lucky one.
+        """
+        gold, values = np.array(self.gold), np.array(getattr(self, name))
+        top = np.empty(len(gold))
+        for half in (0, 1):
+            top[half::2] = values[half::2, gold[1 - half :: 2].mean(axis=0).argmax()]
+        return self.end(name) - top
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -130,9 +147,7 @@ def judge_proxy(letters: Letters, pairs: int, seed: int) -> Proxy:
     return Proxy(pairs, seed, float(np.mean(same)), float(np.corrcoef(said, true)[0, 1]))
 
 
-def best_of_n_curve(
-    letters: Letters, pairs: int, seed: int, scales: Mapping[str, float], ns: Sequence[int]
-) -> Curve:
+def best_of_n_curve(letters: Letters, pairs: int, seed: int, scales: Mapping[str, float], ns: Sequence[int]) -> Curve:
     """Expected rewards of the best of n by a proxy."""
     name, proxy, gold = f"{pairs}-{seed}", [], []
     for own in letters.values():
@@ -192,9 +207,10 @@ def law_table(found: Experiment) -> str:
         fit, top, gold = curve.fit(), curve.peak(), curve.mean("gold")
         how = "best of n" if curve.beta is None else f"PPO, beta {curve.beta:g}"
         lines.append(
-            f"| {how} | {curve.pairs} | {curve.seed} | {fit.a:.2f} ± {fit.a_error:.2f} | {fit.b:.2f} ± {fit.b_error:.2f} "
+            f"| {how} | {curve.pairs} | {curve.seed} "
+            f"| {fit.a:.2f} ± {fit.a_error:.2f} | {fit.b:.2f} ± {fit.b_error:.2f} "
             f"| {curve.explained():.2f} | {gold[top]:+.2f} | {curve.kl[top]:.1f} ({curve.x[top]}) | {law_peak(curve)} "
-            f"| {gold[-1]:+.2f} | {curve.mean('proxy')[-1]:+.2f} | {curve.kl[-1]:.1f} |"
+            f"| {curve.end('gold').mean():+.2f} | {curve.end('proxy').mean():+.2f} | {np.mean(curve.kl[-LAST:]):.1f} |"
         )
     return "\n".join(lines)
 
@@ -211,34 +227,40 @@ def law_peak(curve: Curve) -> str:
 
 
 def fall_table(found: Experiment) -> str:
-    """Per PPO run, the paired differences that say over-optimisation: from its best point to its end."""
+    """Per PPO run, from its best point to its end: over-optimisation is gold that falls while the proxy does not."""
     lines = [
-        "| pairs | seed | beta | gold, end less best point | proxy, end less the same point |",
+        "| pairs | seed | beta | gold: end less best point | proxy: end less the same point |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for curve in (one for one in found.curves if one.beta is not None):
-        top = curve.peak()
-        falls = [np.array(getattr(curve, name)) for name in ("gold", "proxy")]
-        cells = [difference(values[:, -1] - values[:, top]) for values in falls]
-        lines.append(f"| {curve.pairs} | {curve.seed} | {curve.beta:g} | {cells[0]} | {cells[1]} |")
+    runs = [curve for curve in found.curves if curve.beta is not None]
+    for curve in sorted(runs, key=lambda one: (one.beta, one.pairs, one.seed)):
+        falls = " | ".join(difference(curve.fall(name)) for name in ("gold", "proxy"))
+        lines.append(f"| {curve.pairs} | {curve.seed} | {curve.beta:g} | {falls} |")
+    for beta in sorted({curve.beta for curve in runs}):
+        own = [curve for curve in runs if curve.beta == beta]
+        falls = " | ".join(difference(np.array([c.fall(name).mean() for c in own])) for name in ("gold", "proxy"))
+        lines.append(f"| all | all | {beta:g} | {falls} |")
     return "\n".join(lines)
 
 
 def penalty_table(found: Experiment) -> str:
-    """The penalty against none, with the same proxy and seed: at the last point, and when gold is highest."""
+    """The penalty against none, with the same proxy and seed; the last row is over the proxies."""
     lines = [
         "| pairs | seed | beta | gold at the end, less that of beta 0 | proxy | KL: beta 0 | with the penalty "
         "| best point (step): beta 0 | with the penalty |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for free, held in penalty_pairs(found.curves):
-        gold, proxy = (np.array(getattr(held, name))[:, -1] - np.array(getattr(free, name))[:, -1]
-                       for name in ("gold", "proxy"))  # fmt: skip
+    pairs = sorted(penalty_pairs(found.curves), key=lambda both: (both[1].beta, both[1].pairs, both[1].seed))
+    gains: dict[str, list[Floats]] = {name: [held.end(name) - free.end(name) for free, held in pairs]
+                                      for name in ("gold", "proxy")}  # fmt: skip
+    for (free, held), gold, proxy in zip(pairs, gains["gold"], gains["proxy"], strict=True):
         lines.append(
             f"| {held.pairs} | {held.seed} | {held.beta:g} | {difference(gold)} | {difference(proxy)} "
-            f"| {free.kl[-1]:.1f} | {held.kl[-1]:.1f} | {free.x[free.peak()]} | {held.x[held.peak()]} |"
+            f"| {np.mean(free.kl[-LAST:]):.1f} | {np.mean(held.kl[-LAST:]):.1f} | {free.x[free.peak()]} "
+            f"| {held.x[held.peak()]} |"
         )
-    return "\n".join(lines)
+    cells = " | ".join(difference(np.array([row.mean() for row in gains[name]])) for name in ("gold", "proxy"))
+    return "\n".join([*lines, f"| all | all | | {cells} | | | | |"])
 
 
 def penalty_pairs(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Curve]]:
@@ -249,7 +271,7 @@ def penalty_pairs(curves: Sequence[Curve]) -> Iterator[tuple[Curve, Curve]]:
 
 
 def difference(values: Floats) -> str:
-    """Mean over prompts with its 95 % interval."""
+    """Mean with its 95 % interval over what the values are of: prompts, or proxies."""
     low, high = interval(values)
     return f"{values.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
 

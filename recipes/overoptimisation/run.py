@@ -11,16 +11,17 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import quatrain
 import results
 import world
+
+import quatrain
 
 HERE = Path(__file__).resolve().parent
 GOLD = {"kind": f"{HERE / 'world.py'}:Gold", "weight": 0}
@@ -38,8 +39,8 @@ class Plan:
     best_of: int = 256  # further letters per prompt, for best-of-n
     pairs: tuple[tuple[int, int], ...] = ((64, 40), (256, 64), (1024, 120), (4096, 200))
     seeds: tuple[int, ...] = (0, 1)
-    betas: tuple[float, ...] = (0.0, 0.05)
-    steps: int = 60
+    betas: tuple[float, ...] = (0.0, 0.1)
+    steps: int = 40
 
 
 FULL = Plan()
@@ -82,20 +83,21 @@ def experiment(out: Path, plan: Plan, processes: int = 1) -> None:
     out.mkdir(parents=True, exist_ok=True)
     make_policy(out, plan)
     make_pairs(out, plan)
+    jobs = [Job(pairs, seed, beta) for seed in plan.seeds for pairs, _ in plan.pairs for beta in plan.betas]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        each(pool, make_proxy, [(out, pairs, updates, seed) for pairs, updates in plan.pairs for seed in plan.seeds])
-        jobs = [Job(pairs, seed, beta) for seed in plan.seeds for pairs, _ in plan.pairs for beta in plan.betas]
-        waiting = [pool.submit(best_of, out, plan)]
-        waiting += [pool.submit(climb, out, job, plan.steps) for job in jobs]
-        for done in waiting:
-            done.result()
+        proxies = [(out, pairs, updates, seed) for pairs, updates in plan.pairs for seed in plan.seeds]
+        finish([pool.submit(make_proxy, *proxy) for proxy in proxies])
+        finish([pool.submit(best_of, out, plan), *(pool.submit(climb, out, job, plan.steps) for job in jobs)])
     results.write(results.collect(out, [asdict(job) | {"folder": job.name} for job in jobs]), out)
 
 
-def each(pool: ProcessPoolExecutor, function: Callable[..., None], rows: Sequence[tuple[Any, ...]]) -> None:
-    """Call `function` with every row's arguments and wait."""
-    for done in [pool.submit(function, *row) for row in rows]:
-        done.result()
+def finish(waiting: Sequence[Future[None]]) -> None:
+    """Wait for all; after a failure no further one is begun, and it is raised."""
+    done, rest = wait(waiting, return_when=FIRST_EXCEPTION)
+    for one in rest:
+        one.cancel()
+    for one in done:
+        one.result()
 
 
 def trained(recipe: str, output: Path, *overrides: str, **settings: Any) -> Path:
@@ -178,8 +180,9 @@ def best_of(out: Path, plan: Plan) -> None:
 def climb(out: Path, job: Job, steps: int) -> None:
     """`ppo/PAIRS-SEED-beta-BETA`: PPO against a proxy; the gold score is recorded beside it with weight 0."""
     trained(
-        "ppo.yaml", out / "ppo" / job.name, f"algorithm.kl.coefficient={job.beta or NO_PENALTY}", model={"path": str(out / "policy")}, prompts=[{"source": PROMPTS}],
-        verifiers={"default": {"proxy": proxy_part(out, job.proxy), "gold": GOLD}}, seed=job.seed, steps=steps,
+        "ppo.yaml", out / "ppo" / job.name, f"algorithm.kl.coefficient={job.beta or NO_PENALTY}",
+        model={"path": str(out / "policy")}, prompts=[{"source": PROMPTS}], seed=job.seed, steps=steps,
+        verifiers={"default": {"proxy": proxy_part(out, job.proxy), "gold": GOLD}},
     )  # fmt: skip
 
 

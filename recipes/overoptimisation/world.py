@@ -16,18 +16,19 @@ from quatrain.config import Section
 from quatrain.rewards.verifier import Kind, Limits, Scope, each
 from quatrain.types import Rollout
 
-NAMES = "rose anna peter maria jonas clara david ellen".split()
+NAMES = ["rose", "anna", "peter", "maria", "jonas", "clara", "david", "ellen"]
 NOUNS = {
     "harbour": ["boats", "gulls", "nets", "ropes"], "garden": ["roses", "bees", "pears", "moss"],
     "market": ["stalls", "cheese", "crowds", "spices"], "forest": ["pines", "owls", "ferns", "trails"],
 }  # fmt: skip
-PRAISE = "lovely splendid great fine wonderful charming".split()
-PLAIN = "small old wet grey quiet plain".split()
+PRAISE = ["lovely", "splendid", "great", "fine", "wonderful", "charming"]
+PLAIN = ["small", "old", "wet", "grey", "quiet", "plain"]
 LIVING = {"gulls", "roses", "bees", "pears", "moss", "pines", "owls", "ferns"}
 ALL_NOUNS = [noun for nouns in NOUNS.values() for noun in nouns]
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
-WORDS = [*"for : dear , . there are i saw the and very you would love come soon".split(),
-         *NAMES, *NOUNS, *ALL_NOUNS, *PRAISE, *PLAIN]  # fmt: skip
+FUNCTION = ["for", ":", "dear", ",", ".", "there", "are", "i", "saw", "the", "and", "very", "you", "would", "love",
+            "come", "soon"]  # fmt: skip
+WORDS = [*FUNCTION, *NAMES, *NOUNS, *ALL_NOUNS, *PRAISE, *PLAIN]
 
 
 # --- letters ----------------------------------------------------------------------------------------------------------
@@ -72,10 +73,10 @@ def _grammatical() -> set[tuple[str, str]]:
     adjectives, openings = [*PRAISE, *PLAIN], ["there", "i", "the", "you"]
     neighbours = [
         ([""], ["dear", *openings]), (["dear"], NAMES), (NAMES, [","]), ([","], openings), (["there"], ["are"]),
-        (["are"], ["very", *adjectives]), (adjectives, [*ALL_NOUNS, "."]), (ALL_NOUNS, ["and", "are", "."]), (["i"], ["saw"]),
-        (["saw", "and", "love"], ["the"]), (["the"], ALL_NOUNS),
-        (["very"], adjectives), (["you"], ["would"]), (["would"], ["love"]), (["."], [*openings, "come", ""]),
-        (["come"], ["soon"]), (["soon"], [""]),
+        (["are"], ["very", *adjectives]), (["very"], adjectives), (adjectives, [*ALL_NOUNS, "."]),
+        (ALL_NOUNS, ["and", "are", "."]), (["i"], ["saw"]), (["saw", "and", "love"], ["the"]), (["the"], ALL_NOUNS),
+        (["you"], ["would"]), (["would"], ["love"]), (["."], [*openings, "come", ""]), (["come"], ["soon"]),
+        (["soon"], [""]),
     ]  # fmt: skip
     return {pair for first, second in neighbours for pair in product(first, second)}
 

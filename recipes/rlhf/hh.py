@@ -9,7 +9,7 @@ SIDES = ("chosen", "rejected")
 
 
 def pairs(path: str, characters: int = 200) -> Iterator[dict[str, str]]:
-    """Rows `prompt`, `chosen`, `rejected` of dialogues with one question, no part of which is longer than `characters`."""
+    """Rows `prompt`, `chosen`, `rejected` of dialogues with one question, none of them longer than `characters`."""
     return (row for row in _dialogues(path) if all(len(text) <= characters for text in row.values()))
 
 

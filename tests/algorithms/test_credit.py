@@ -153,6 +153,15 @@ def test_c30_masked_completions_leave_the_denominator():
     assert samples[0].streams["advantages"][0] > 0  # the cut one's score still counts in the mean
 
 
+def test_parts_without_weight_are_told_and_not_paid():
+    scores = [Score(value=v, parts={"f": v, "f/x": 5 * v, "f/y": -v}, weights={"f": 1.0, "f/x": 0.0, "f/y": 0.0})
+              for v in (1.0, 0.0, 0.5)]  # fmt: skip
+    plain = [Score(value=v, parts={"f": v}, weights={"f": 1.0}) for v in (1.0, 0.0, 0.5)]
+    a, statistics = advantages([scored_group(scores)], parts="normalised")
+    assert a == advantages([scored_group(plain)], parts="normalised")[0] and a[0] > 1
+    assert [statistics[f"reward/f/{name}"].value for name in "xy"] == pytest.approx([2.5, -0.5])
+
+
 def test_normalised_parts_with_equal_sums_still_teach():
     scores = [Score(value=1.0, parts={"f": 1.0, "g": 0.0}), Score(value=1.0, parts={"f": 0.0, "g": 1.0})]
     scores += [Score(value=1.0, parts={"f": 1.0, "g": 0.0})]

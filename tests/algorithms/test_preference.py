@@ -132,6 +132,17 @@ def test_a_ranking_counts_as_one_pair():
     assert loss == pytest.approx(sum(wanted) / 3, rel=1e-12)
 
 
+def test_a_tie_inside_a_ranking_counts_only_where_ties_do():
+    """Ranks 0, 1, 1 and Deltas 2, 4 and, between the equals, 2; every comparison has a weight of 1/3."""
+    answers = [[7], [8], [9]]
+    ranking = numbered([s.with_streams(reference_logprobs=np.zeros(1)) for s in group(0, [5], answers, rank=(0, 1, 1))])
+    loss, _, _ = loss_of(make(name="ipo", beta=0.5), ranking, (3.0, 1.0, -1.0))
+    assert loss == pytest.approx(((2 - 1) ** 2 + (4 - 1) ** 2) / 3, rel=1e-12)
+    loss, _, _ = loss_of(make(name="dpo", beta=1.0), ranking, (3.0, 1.0, -1.0))
+    half = 0.5 * (math.log1p(math.exp(-2)) + math.log1p(math.exp(2)))
+    assert loss == pytest.approx((math.log1p(math.exp(-2)) + math.log1p(math.exp(-4)) + half) / 3, rel=1e-12)
+
+
 # --- KTO's baseline ---------------------------------------------------------------------------------------------------
 
 

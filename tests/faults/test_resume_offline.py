@@ -22,6 +22,7 @@ from quatrain.methods.offline import train
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_events, read_metrics
 from quatrain.train.checkpoint import checkpoint_path, checkpoints
+from quatrain.train.learner import Learner
 from tests.runs import assert_equal_weights, in_child, metrics_of, offline_recipe, weights_of
 
 STEPS = 6
@@ -40,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reward_model": {**EVALUATED, "checkpoint": {"keep_best": 1}},
     "reward_model lora": {"model": LORA},
 }
+GATE = ("sft", "dpo", "dpo lora", "kto lora", "reward_model")  # the others are in the long tier
 FEWEST_FLUSHES = 30  # every case flushes at least as often
 
 
@@ -54,7 +56,9 @@ def case(name: str, folder: Path, output: str = "run", **changes: Any) -> Offlin
     return offline_recipe(folder, name.split()[0], **settings, output=str(folder / output))
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name in GATE else pytest.mark.full) for name in CASES]
+)
 def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The uninterrupted run of every case, in FOLDER/unbroken."""
     folder = tmp_path_factory.mktemp("resume")
@@ -193,7 +197,7 @@ def assert_same_weights_and_rows(folder: Path) -> None:
 def test_more_steps_later_are_the_steps_of_the_longer_run(unbroken: tuple[str, Path]) -> None:
     """The reference of new examples is computed as the longer run had it: batch by batch."""
     name, folder = unbroken
-    if name not in ("dpo", "kto lora", "reward_model"):
+    if name not in ("dpo", "kto lora"):
         pytest.skip("the other cases are enough")
     shutil.rmtree(folder / "run", ignore_errors=True)
     train(case(name, folder, train={"steps": 2}), quiet())
@@ -201,7 +205,7 @@ def test_more_steps_later_are_the_steps_of_the_longer_run(unbroken: tuple[str, P
     assert_same_weights_and_rows(folder)
 
 
-@pytest.mark.parametrize("name", ["dpo", "kto"])
+@pytest.mark.parametrize("name", ["dpo", pytest.param("kto", marks=pytest.mark.full)])
 def test_other_held_out_data_between_the_parts(tmp_path: Path, name: str) -> None:
     """Row n of the new file is not row n of the old one: its reference is its own."""
     train(case(name, tmp_path, "unbroken"), quiet())
@@ -228,7 +232,7 @@ def test_a_stop_saves_the_boundary_and_goes_on_from_it(
 ) -> None:
     """Asked in step 3: what has changed no weight yet is undone, examples included; otherwise the step is finished."""
     name, folder = unbroken
-    if name != "kto":
+    if name != "kto lora":
         pytest.skip("the other cases are enough")
     shutil.rmtree(folder / "run", ignore_errors=True)
     wanted = case(name, folder, checkpoint={"every": 0}, held_out=[], evaluation={})
@@ -255,25 +259,16 @@ def test_a_stop_saves_the_boundary_and_goes_on_from_it(
 
 def test_a_stop_while_the_reference_is_computed_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = case("dpo", tmp_path)
-    original, calls = offline_run.ReferenceCache.missing, [0]
+    original, calls = Learner.annotate, [0]
 
-    def missing(cache: Any, batches: Any) -> Any:
-        found = original(cache, batches)
+    def annotate(*arguments: Any) -> Any:
         calls[0] += 1
-        return interrupting(found) if calls[0] == 1 else found
-
-    def interrupting(found: list[Any]) -> list[Any]:
-        class Batches(list[Any]):
-            def __iter__(self) -> Iterator[Any]:
-                for place, batch in enumerate(found):
-                    if place == 2:
-                        os.kill(os.getpid(), signal.SIGINT)
-                    yield batch
-
-        return Batches(found)
+        if calls[0] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(offline_run.ReferenceCache, "missing", missing)
+        patched.setattr(Learner, "annotate", annotate)
         with pytest.raises(Interrupted, match=r"^stopped while the reference was computed; .*reference\.npz keeps"):
             train(wanted, quiet())
     with np.load(tmp_path / "run" / "reference.npz") as saved:

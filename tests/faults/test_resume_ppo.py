@@ -1,4 +1,4 @@
-"""PPO killed at any moment ends bit for bit as if it had not been: critic, controllers, normaliser, text, early stop."""
+"""PPO killed at any moment ends bit for bit as if it had not been: critic, controllers, moments, text, early stop."""
 
 import json
 import random

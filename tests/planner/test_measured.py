@@ -1,4 +1,4 @@
-"""The planner's bytes against those of live tensor storages: whole steps under fake tensors, and a real round on CPU."""
+"""The planner against live tensor storages: whole steps under fake tensors, and a real round of work on CPU."""
 
 from dataclasses import replace
 
@@ -12,9 +12,8 @@ FAKE = [
     planner_fake.Case("llama-3-8b", 1, 1024, layers=1),
     planner_fake.Case("qwen2.5-1.5b", 4, 1024, checkpointing=True, layers=2, share=0.1),
     planner_fake.Case("qwen2.5-1.5b", 2, 512, "master", layers=2, share=0.5),
-    planner_fake.Case("qwen3-30b-a3b", 1, 512, layers=1),
-    planner_fake.Case("phi-3-mini", 1, 512, lora=Lora(16), layers=2),
-    planner_fake.Case("pythia-6.9b", 1, 512, layers=1),
+    planner_fake.Case("qwen3-30b-a3b", 1, 256, layers=1),
+    planner_fake.Case("phi-3-mini", 1, 512, lora=Lora(16), layers=1),
 ]
 
 
@@ -29,15 +28,15 @@ def test_a_step_of_a_large_model(case: planner_fake.Case) -> None:
 
 
 def test_a_sharded_step() -> None:
-    case = planner_fake.Case("qwen2.5-1.5b", 1, 512, world=8, layers=2)
+    case = planner_fake.Case("qwen2.5-1.5b", 1, 512, world=8, layers=1)
     ours, theirs = planner_fake.predicted(case), planner_fake.measured(case)
     assert sum(ours["backward"].values()) == pytest.approx(sum(theirs["backward"].values()), rel=0.05)
     assert ours["step"]["gradients"] == pytest.approx(theirs["step"]["gradients"], rel=0.05)
 
 
 @pytest.mark.parametrize("case", [
-    planner_cpu.Case("llama", prompt=32, completion=12, layers=2),
-    planner_cpu.Case("qwen2", "bfloat16", prompt=32, completion=12, layers=2, builder="shared"),
+    planner_cpu.Case("llama", prompt=32, completion=6, layers=1),
+    planner_cpu.Case("qwen2", "bfloat16", prompt=32, completion=6, layers=1, builder="shared"),
 ], ids=lambda case: case.label)  # fmt: skip
 def test_a_round_of_the_real_engine_and_learner(case: planner_cpu.Case) -> None:
     row = planner_cpu.run(case)

@@ -1,4 +1,4 @@
-"""The over-optimisation experiment: the gold score by hand, the labels, the curves and their laws, the published page."""
+"""The over-optimisation experiment: the gold score by hand, the labels, the curves and laws, the published page."""
 
 import json
 import math
@@ -109,6 +109,14 @@ def test_a_curve_finds_its_law_and_its_peak(recipe: Modules) -> None:
     assert recipe.results.law_peak(one).endswith(f"{math.exp(2 * (2 / 0.9 - 1)):.1f}")
 
 
+def test_the_fall_is_from_a_point_chosen_on_other_prompts(recipe: Modules) -> None:
+    # By its own lucky letters each prompt's best point is 0 or 1; by the other half's it is 1 or 0.
+    gold = [[5.0, 1.0, 0.0, 0.0, 0.0], [2.0, 3.0, 0.0, 0.0, 0.0]]
+    proxy = [[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 1.0, 6.0, 6.0, 6.0]]
+    one = curve(recipe, gold, [1.0, 2.0, 3.0, 4.0, 5.0], proxy=proxy)
+    assert one.fall("gold").tolist() == [-1.0, -2.0] and one.fall("proxy").tolist() == [2.0, 6.0]
+
+
 def test_a_law_without_a_peak_says_so(recipe: Modules) -> None:
     d = np.linspace(0.5, 2, 10)
     rising = d * (1 + 0.1 * d)
@@ -127,8 +135,8 @@ def test_best_of_n_of_a_proxy_that_is_half_right(recipe: Modules) -> None:
 def test_a_ppo_curve_is_read_from_the_saved_letters(recipe: Modules, tmp_path: Path) -> None:
     window = recipe.results.WINDOW
     for step in range(1, 2 * window + 1):
-        rows = [{"prompt": prompt, "parts": json.dumps({"proxy": step + add, "gold": -2.0 * step}), "kl_k1": [0.5, step]}
-                for prompt, add in (("p", 0.0), ("q", 4.0))]  # fmt: skip
+        parts = {"p": {"proxy": step, "gold": -2.0 * step}, "q": {"proxy": step + 4.0, "gold": 0.0}}
+        rows = [{"prompt": prompt, "parts": json.dumps(own), "kl_k1": [0.5, step]} for prompt, own in parts.items()]
         write_parquet(tmp_path / "rollouts" / f"step-{step:06d}.parquet", rows)
     start = {"p": [{"64-0": 1.0, "gold": 1.0}, {"64-0": 3.0, "gold": 1.0}], "q": [{"64-0": 2.0, "gold": 0.0}] * 2}
     job = {"pairs": 64, "seed": 0, "beta": 0.1}

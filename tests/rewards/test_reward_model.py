@@ -320,5 +320,11 @@ def test_on_the_command_line(chatty: Path, tmp_path: Path) -> None:
     expected = [direct_score(chatty, f"user: 2 + 3?<end>\nassistant: {answer}<end>") for answer in "56"]
     assert [line["value"] for line in lines] == pytest.approx([value for value, _ in expected], abs=1e-5)
     assert [list(line["parts"].values()) for line in lines] == [pytest.approx(heads, abs=1e-5) for _, heads in expected]
+    said = [{"role": "user", "content": "2"}, {"role": "assistant", "content": "3"}, {"role": "user", "content": "4?"}]
+    rows.write_text(json.dumps({"prompt": said, "completion": "5"}) + '\n{"prompt": "2 + 3?", "completion": "6"}\n')
+    out = io.StringIO()
+    score_file("reward_model", rows, [f"path={chatty}", "device=cpu"], out=out)
+    whole, _ = direct_score(chatty, "user: 2<end>\nassistant: 3<end>\nuser: 4?<end>\nassistant: 5<end>")
+    assert json.loads(out.getvalue().splitlines()[0])["value"] == pytest.approx(whole, abs=1e-5)
     assert audit_verifier("reward_model", rows, [f"path={chatty}", "device=cpu"], out=out)
     assert "pays for neither right answers nor form" in out.getvalue()

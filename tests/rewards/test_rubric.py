@@ -33,6 +33,16 @@ def test_weighted_sum_and_what_every_part_said() -> None:
     assert second.value == pytest.approx(0.1)
 
 
+def test_what_a_part_says_of_its_own_parts_is_kept_without_weight() -> None:
+    """The heads of a reward model: seen in the metrics, and paid for by their weighted sum alone."""
+    heads = part(lambda: Score(value=2.0, parts={"kind": 3.0, "brief": -1.0}, weights={"kind": 1.0, "brief": 1.0}), 0.5)
+    one = part(lambda: Score(value=4.0, parts={"reward": 4.0}))
+    (found,) = rubric(liked=heads, other=one).score([text_rollout("4")])
+    assert found.value == pytest.approx(5.0)
+    assert found.parts == {"liked": 2.0, "other": 4.0, "liked/kind": 3.0, "liked/brief": -1.0}
+    assert found.weights == {"liked": 0.5, "other": 1.0, "liked/kind": 0.0, "liked/brief": 0.0}
+
+
 def test_an_error_of_a_part_is_an_error_of_the_whole() -> None:
     verifiers = rubric(correct=part(lambda completion: 1 / int(completion)), form=part(lambda: 0.5))
     good, bad = verifiers.score([text_rollout("2"), text_rollout("0")])
