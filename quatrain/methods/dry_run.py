@@ -10,12 +10,11 @@ from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.data.prompts import load_sources
 from quatrain.errors import SettingError
 from quatrain.methods.offline_run import check_best_metric, open_data
-from quatrain.models.load import EMBEDDED, load_max_positions, load_tokenizer
+from quatrain.models.load import load_max_positions, load_tokenizer
+from quatrain.planner.from_recipe import model_word
 from quatrain.planner.models import find_model
 from quatrain.rewards.rubric import build_verifiers
 from quatrain.rollout import ENGINES
-
-KNOWN_AS = {EMBEDDED: "HuggingFaceTB/SmolLM2-135M"}  # so that nothing need be converted to count its parameters
 
 
 def dry_run(recipe: AnyRecipe) -> None:
@@ -50,7 +49,7 @@ def _dry_run_offline(recipe: OfflineRecipe) -> None:
 def unusual_settings(recipe: Recipe) -> list[str]:
     """`warnings_of` the recipe, with the size of its model where the planner knows it."""
     try:
-        model, _ = find_model(KNOWN_AS.get(recipe.model.path, recipe.model.path))
+        model, _ = find_model(model_word(recipe.model.path))
     except SettingError:
         return warnings_of(recipe)
     return warnings_of(recipe, model.parameters, model.experts > 0)

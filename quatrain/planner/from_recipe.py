@@ -16,7 +16,7 @@ from quatrain.planner.models import find_model
 PROMPT = 256  # tokens of a prompt where none is given
 PRECISION: dict[str, Precision] = {"float32": "fp32", "bfloat16": "master", "float64": "fp64"}
 BITS: dict[str, Literal[16, 32, 64]] = {"float32": 32, "bfloat16": 16, "float64": 64}
-REFERENCED = ("dpo", "ipo", "kto")
+REFERENCED = ("kto",)  # dpo and ipo read their reference from a cache that the policy fills before the first step
 PAIRS = ("dpo", "ipo", "orpo", "simpo")
 
 
@@ -38,20 +38,26 @@ def job_from_recipe(recipe: Any, device: Device | None = None, prompt: int | Non
 
     Raises SettingError for a model whose config is not at hand.
     """
-    model, origin = find_model(_model_word(recipe.model.path))
+    model, origin = find_model(model_word(recipe.model.path))
     place = device or _device(recipe)
     online = getattr(recipe, "method", "online") == "online"
     asked = _online(recipe, model, prompt) if online else _offline(recipe, model)
     job = Job(
         model=model, device=place, precision=PRECISION[recipe.model.dtype], lora=_lora(recipe),
         base_bits=BITS[recipe.model.dtype], checkpointing=bool(recipe.model.gradient_checkpointing),
-        attention=_attention(recipe), chunked_head=True, frozen_bytes=8 if recipe.model.dtype == "float64" else 4,
-        **asked.extra,
+        attention=_attention(recipe), chunked_head=True, frozen_bytes=_frozen_bytes(recipe.model),
+        offload_frozen=recipe.model.reference.offload, **asked.extra,
     )  # fmt: skip
     return replace(asked, job=job, notes=(f"{model.name}: {origin}", *asked.notes), extra={})
 
 
-def _model_word(path: str) -> str:
+def _frozen_bytes(model: Any) -> int:
+    """Of a parameter of the reference: that of the trained weights, or as `model.reference.dtype` says."""
+    kept = model.reference.dtype or ("float64" if model.dtype == "float64" else "float32")
+    return {"bfloat16": 2, "float32": 4, "float64": 8}[kept]
+
+
+def model_word(path: str) -> str:
     """The embedded model is planned from its table entry, so that nothing need be converted first."""
     return "HuggingFaceTB/SmolLM2-135M" if path == "smollm2-135m" else path
 
@@ -100,7 +106,7 @@ def _online(recipe: Any, model: Architecture, prompt: int | None) -> Asked:
     path = getattr(critic, "path", None)
     extra = {
         "method": method, "reference": _reads_reference(algorithm), "learned_reward": scored, "reward": reward,
-        "critic": find_model(_model_word(path))[0] if path else None,
+        "critic": find_model(model_word(path))[0] if path else None,
         "batch": _micro_batch(train, prompt, longest, rollout.group_size, completions // train.updates_per_step),
         "rollout": Rollout("in_process", rows=min(rollout.max_rows, completions), group=rollout.group_size,
                            prompt=prompt, completion=longest),

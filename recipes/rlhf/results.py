@@ -74,9 +74,13 @@ def win_rates(found: dict[str, Any]) -> str:
                      f"| {spread(one['difference'], '+.2f')} | {spread(rate, '.1f')} % "
                      f"| {one['higher']} / {one['lower']} / {one['equal']} |")  # fmt: skip
     lengths = " and ".join(f"{found['length'][side]:.1f}" for side in ("against", "target"))
-    lines += ["", f"{one['target']['prompts']} held-out prompts, one answer each, 95 % intervals over prompts; mean length "
-              f"{lengths} tokens.", f"KL to the SFT model: {spread(found['kl'], '.2f')} nats per answer, over the answers of the "
-              f"last {found['kl']['steps']} steps."]  # fmt: skip
+    lines += [
+        "",
+        f"{one['target']['prompts']} held-out prompts, one answer each, 95 % intervals over prompts; mean length "
+        f"{lengths} tokens.",
+        f"KL to the SFT model: {spread(found['kl'], '.2f')} nats per answer, over the answers of the last "
+        f"{found['kl']['steps']} steps.",
+    ]
     return "\n".join(lines)
 
 

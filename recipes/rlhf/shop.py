@@ -3,8 +3,8 @@
     Ruth: the kettle is broken.
     Dear Ruth, we are sorry. We will send a new kettle.
 
-It holds the customers' letters (`prompts`), answers of every quality to learn to write from (`examples`), what an answer
-is worth (`gold`), comparisons by a judge who sees that through noise (`preferences`), and a model without any training:
+Customers' letters are `prompts`, answers of every quality to learn from `examples`. `gold` is what an answer is worth,
+`preferences` are comparisons by a judge who sees that through noise. This writes a model without any training:
 
     python recipes/rlhf/shop.py runs/rlhf/base
 """

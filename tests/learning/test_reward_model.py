@@ -146,12 +146,17 @@ def test_ties_are_put_close(tmp_path: Path) -> None:
 
 
 def test_margins_put_answers_further_apart(tmp_path: Path) -> None:
-    """In one run, pairs that ask for a margin of 5 come to differ by more than pairs that ask for none."""
-    kinds = (("a", "x", 0.0), ("m", "r", 5.0))
-    rows = [{"prompt": f"say {n}:", "chosen": 3 * best, "rejected": 3 * worst, "margin": margin}
-            for n in range(32) for best, worst, margin in kinds]  # fmt: skip
+    """Three of four judges prefer aaa to xxx, and mmm to rrr by a margin of 2; both gaps are where the loss is least.
+
+    d = ln 3 without a margin; with it 0.75 sigmoid(2 - d) = 0.25 sigmoid(2 + d), d = 2.71.
+    """
+    rows = []
+    for number in range(32):
+        for best, worst, margin in (("a", "x", 0.0), ("m", "r", 2.0)):
+            sides = (3 * best, 3 * worst) if number % 4 else (3 * worst, 3 * best)
+            rows.append({"prompt": "say 7:", "chosen": sides[0], "rejected": sides[1], "margin": margin})
     fitted(tmp_path, rows, [], steps=30)
     lm = load_scalar_model(ModelConfig(path=str(tmp_path / "run"), device="cpu"), fresh_head=False)
     ids = [[*lm.tokenizer.encode(f"say 7:{3 * letter}"), 1] for letter in "axmr"]
-    plain_best, plain_worst, wide_best, wide_worst = attribute_scores(lm, ids)[:, 0].tolist()
-    assert wide_best - wide_worst > plain_best - plain_worst + 1 > 1
+    a, x, m, r = attribute_scores(lm, ids)[:, 0].tolist()
+    assert (a - x, m - r) == (pytest.approx(math.log(3), abs=0.3), pytest.approx(2.71, abs=0.5))
