@@ -117,25 +117,29 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     errors = [abs(line.error) for line in lines]
     process = [abs(line.error) for line in lines if line.said.metric == "process"]
     tool = [abs(line.error) for line in lines if line.source == "fitcheck" and line.said.metric == "process"]
-    out = [f"{len(rows) - len(without)} of {len(rows)} rows have a whole setting that the planner models; they give "
-           f"{len(lines)} figures. Each source left out: mean of the absolute errors {mean(errors):.1%}, median "
-           f"{median(errors):.1%}; process bytes alone {mean(process):.1%}.", ""]  # fmt: skip
+    out = [
+        f"{len(rows) - len(without)} of {len(rows)} rows have a whole setting that the planner models; they give "
+        f"{len(lines)} figures. Each source left out: mean of the absolute errors {mean(errors):.1%}, median "
+        f"{median(errors):.1%}; process bytes alone {mean(process):.1%}.", "",
+    ]  # fmt: skip
     if tool:
-        out += [f"The figure to compare with is {BEAT:.1%}, another tool's hold-out over its own process rows; over those "
-                f"rows, which the allowance has not seen, the planner's is {mean(tool):.1%}.", ""]  # fmt: skip
-    out += [*summary(lines, same), "", "## The allowance without each source", "", "| left out | reserved / allocated |",
-            "|---|---|"]  # fmt: skip
+        out += [f"The figure to compare with is {BEAT:.1%}, another tool's hold-out over its own process rows; over "
+                f"those, which the allowance has not seen, the planner's is {mean(tool):.1%}.", ""]  # fmt: skip
+    out += [*summary(lines, same), "", "## The allowance without each source", ""]
+    out += ["| left out | reserved / allocated |", "|---|---|"]
     out += [f"| {name} | {value.reserved:.3f} |" for name, value in sorted(known.items())]
     out += ["", "## The worst twenty", "", "| setting | metric | measured GiB | predicted GiB | error | peak in |",
             "|---|---|---|---|---|---|"]  # fmt: skip
-    for line in sorted(lines, key=lambda line: -abs(line.error))[:20]:
+    worst = sorted(lines, key=lambda line: -abs(line.error))[:20]
+    for line in worst:
         said = line.said
-        out.append(f"| {line.source}: {line.label} | {said.metric} | {said.measured_gib:.2f} | {said.predicted_gib:.2f} | "
-                   f"{line.error:+.1%} | {said.phase} |")  # fmt: skip
+        figures = f"{said.measured_gib:.2f} | {said.predicted_gib:.2f} | {line.error:+.1%}"
+        out.append(f"| {line.source}: {line.label} | {said.metric} | {figures} | {said.phase} |")
     reasons: dict[str, int] = defaultdict(int)
     for _, why in without:
         reasons[why.partition("; ")[0][:140]] += 1
-    out += ["", "## Rows without a prediction", "", *(f"- {count} x {why}" for why, count in sorted(reasons.items())), ""]
+    why_not = [f"- {count} x {why}" for why, count in sorted(reasons.items())]
+    out += ["", "## Rows without a prediction", "", *why_not, ""]
     return "\n".join(out)
 
 
@@ -152,9 +156,9 @@ def main() -> None:
 
 INTRODUCTION = """# The planner's memory against public measurements on GPUs
 
-2026-11-30. Made by `python benchmarks/planner_rows.py MEMORY.jsonl --write` from a file of public measurements. \
-"Peak" is three different numbers and a row says which: what tensors take (allocated), what the allocator holds \
-(reserved), what the machine shows (process). Errors are (predicted - measured) / measured. Rows of reinforcement \
+2026-11-30. Made by `python benchmarks/planner_rows.py MEMORY.jsonl --write` from a file of public measurements.
+"Peak" is three different numbers and a row says which: what tensors take (allocated), what the allocator holds
+(reserved), what the machine shows (process). Errors are (predicted - measured) / measured. Rows of reinforcement
 learning with an engine are few and partial: they bound, they do not fit.
 
 """

@@ -255,10 +255,10 @@ def main() -> None:
 
 INTRODUCTION = """# The planner's time against public runs
 
-2026-11-30. Made by `python benchmarks/planner_time.py TIME.jsonl --write` from a file of public measurements (a row: \
-source, phase, model, device, setting, tokens a second or seconds). Errors are (predicted - measured) / measured of \
-the seconds. Utilisations differ by a factor of five between frameworks on the same device, so seconds before a first step \
-are good to a factor and not to a percentage; after it, its own utilisation replaces the prior.
+2026-11-30. Made by `python benchmarks/planner_time.py TIME.jsonl --write` from a file of public measurements (a row:
+source, phase, model, device, setting, tokens a second or seconds). Errors are (predicted - measured) / measured of
+the seconds. Utilisations differ by a factor of five between frameworks on the same device, so seconds before a first
+step are good to a factor and not to a percentage; after it, its own utilisation replaces the prior.
 
 """
 

@@ -111,6 +111,8 @@ def _size(value: Any, known: dict[int, int]) -> int:
 
 def validate_recipe(data: Mapping[str, Any]) -> AnyRecipe:
     """A recipe from plain data, offline where its method or algorithm is; a complaint becomes one SettingError line."""
+    if data.get("method") == "label":
+        raise SettingError("method", "label", "online or offline for this command", "run it with `quatrain label`")
     if is_offline(data):
         return validated({**data, "method": "offline"}, OfflineRecipe)
     return validated(data, Recipe)

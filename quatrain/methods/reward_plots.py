@@ -51,6 +51,7 @@ def _calibration(axes: "Axes", report: dict[str, Any]) -> None:
     bins = report["calibration"]["bins"]
     axes.plot([0.5, 1], [0.5, 1], color=GREY, linewidth=1, linestyle="--", label="perfect")
     _points(axes, [one["predicted"] for one in bins], [one["observed"] for one in bins], "observed")
+    axes.set_ylim(min([0.4, *(one["observed"]["low"] for one in bins)]) - 0.1, 1.02)
     for one in bins:
         axes.annotate(str(one["pairs"]), (one["predicted"], 0), xycoords=("data", "axes fraction"), xytext=(0, 3),
                       textcoords="offset points", fontsize=7, color=GREY, ha="center")  # fmt: skip
@@ -66,7 +67,8 @@ def _lengths(axes: "Axes", report: dict[str, Any]) -> None:
     if report["accuracy"]["value"] is not None:
         axes.axhline(report["accuracy"]["value"], color=COLOURS[2], linewidth=1, label="all pairs")
     _points(axes, list(range(len(bins))), bins, "in the bin")
-    axes.set_xticks(range(len(bins)), [f"{one['from']:+.0f} to {one['to']:+.0f}\n{one['pairs']}" for one in bins])
+    ranges = [" to ".join(dict.fromkeys(f"{one[end]:+.0f}" for end in ("from", "to"))) for one in bins]
+    axes.set_xticks(range(len(bins)), [f"{own}\n{one['pairs']}" for own, one in zip(ranges, bins, strict=True)])
     axes.set_ylim(0, 1.02)
     _titles(axes, "accuracy by difference in length", "chosen less rejected tokens; pairs", "accuracy")
     axes.legend(frameon=False, fontsize=7, loc="lower left")

@@ -83,16 +83,30 @@ class Curve:
         ends: Floats = np.array(getattr(self, name))[:, -LAST:].mean(axis=1)
         return ends
 
-    def fall(self, name: str) -> Floats:
-        """Rewards of every prompt at the end, less those at the point where the gold reward is highest.
+    def change(self, name: str, over: str) -> Floats:
+        """Change of every prompt's rewards `over` the deepest fall of gold, or over all that follows its best point.
 
-        That point is chosen on the other half of the prompts: chosen on the same letters it would be a lucky one.
+        Where the fall begins and ends, and the best point, are chosen on the other half of the prompts: chosen on the
+        same letters they would be lucky ones. What follows the best point is taken up to the end of the curve. Points
+        are means of LAST neighbours here.
         """
-        gold, values = np.array(self.gold), np.array(getattr(self, name))
-        top = np.empty(len(gold))
+        gold, values, end = smooth(np.array(self.gold)), smooth(np.array(getattr(self, name))), self.end(name)
+        change = np.empty(len(gold))
         for half in (0, 1):
-            top[half::2] = values[half::2, gold[1 - half :: 2].mean(axis=0).argmax()]
-        return self.end(name) - top
+            other = gold[1 - half :: 2].mean(axis=0)
+            low = int((np.maximum.accumulate(other) - other).argmax())
+            if over == "fall":
+                after, best = values[:, low], int(other[: low + 1].argmax())
+            else:
+                after, best = end, int(other.argmax())
+            change[half::2] = (after - values[:, best])[half::2]
+        return change
+
+
+def smooth(values_QK: Floats) -> Floats:
+    """Means of LAST neighbouring points; as many points as can have them."""
+    means: Floats = np.lib.stride_tricks.sliding_window_view(values_QK, LAST, axis=1).mean(axis=-1)
+    return means
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -227,19 +241,20 @@ def law_peak(curve: Curve) -> str:
 
 
 def fall_table(found: Experiment) -> str:
-    """Per PPO run, from its best point to its end: over-optimisation is gold that falls while the proxy does not."""
+    """Per PPO run, how far gold falls: over-optimisation is gold that falls while the proxy does not."""
     lines = [
-        "| pairs | seed | beta | gold: end less best point | proxy: end less the same point |",
-        "| --- | --- | --- | --- | --- |",
+        "| pairs | seed | beta | deepest fall: gold | proxy | from the best point to the end: gold | proxy |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     runs = [curve for curve in found.curves if curve.beta is not None]
+    changes = [(name, over) for over in ("fall", "end") for name in ("gold", "proxy")]
     for curve in sorted(runs, key=lambda one: (one.beta, one.pairs, one.seed)):
-        falls = " | ".join(difference(curve.fall(name)) for name in ("gold", "proxy"))
-        lines.append(f"| {curve.pairs} | {curve.seed} | {curve.beta:g} | {falls} |")
-    for beta in sorted({curve.beta for curve in runs}):
+        cells = " | ".join(difference(curve.change(*change)) for change in changes)
+        lines.append(f"| {curve.pairs} | {curve.seed} | {curve.beta:g} | {cells} |")
+    for beta in sorted({curve.beta for curve in runs if curve.beta is not None}):
         own = [curve for curve in runs if curve.beta == beta]
-        falls = " | ".join(difference(np.array([c.fall(name).mean() for c in own])) for name in ("gold", "proxy"))
-        lines.append(f"| all | all | {beta:g} | {falls} |")
+        means = [np.array([curve.change(*change).mean() for curve in own]) for change in changes]
+        lines.append(f"| all | all | {beta:g} | {' | '.join(map(difference, means))} |")
     return "\n".join(lines)
 
 
@@ -311,15 +326,14 @@ def picture(curves: Sequence[Curve], path: Path) -> None:
 
 
 def over_distance(axis: Any, curve: Curve) -> None:
-    """Proxy, gold and the fitted law."""
+    """Proxy and gold in the order of the steps (or of n), and the fitted law."""
     style, first = ("-", "--", ":")[curve.seed % 3], curve.seed == 0
-    order = np.argsort(curve.d)
-    d = np.append(0.0, curve.d[order])
+    d = np.append(0.0, curve.d)
     for name in ("proxy", "gold"):
-        axis.plot(d, np.append(0.0, curve.mean(name)[order]), style, color=COLOURS[name], linewidth=1.4,
+        axis.plot(d, np.append(0.0, curve.mean(name)), style, color=COLOURS[name], linewidth=1.3,
                   label=name if first else None)  # fmt: skip
-    smooth = np.linspace(0, d[-1], 60)
-    axis.plot(smooth, curve.fitted(smooth), style, color="#b0413e", linewidth=1, alpha=0.8,
+    along = np.linspace(0, d.max(), 60)
+    axis.plot(along, curve.fitted(along), style, color="#b0413e", linewidth=1, alpha=0.8,
               label="law of the gold" if first else None)  # fmt: skip
 
 

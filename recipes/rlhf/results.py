@@ -18,10 +18,10 @@ import quatrain
 from quatrain.methods.evaluate import interval
 
 LAST = 5  # steps whose completions say how far the policy is from where it began
-MEASURES = {"reward": "the reward model", "gold": "the gold score"}  # parts of the rubric of ppo.yaml
-CURVES = {"reward": "reward/reward", "gold": "reward/gold", "kl": "kl/per_sequence"}
-TITLES = {"reward": "reward model (deviations)", "gold": "gold score", "kl": "KL to the SFT model (nats per answer)"}
-COLOURS = {"reward": "#4c6ef5", "gold": "#c98a00", "kl": "#1a7f5a"}
+MEASURES = {"preference": "the reward model", "gold": "the gold score"}  # parts of the rubric of ppo.yaml
+CURVES = {"preference": "reward/preference", "gold": "reward/gold", "kl": "kl/per_sequence"}
+TITLES = {"preference": "reward model (deviations)", "gold": "gold score", "kl": "KL to the SFT model (nats an answer)"}
+COLOURS = {"preference": "#4c6ef5", "gold": "#c98a00", "kl": "#1a7f5a"}
 SHOWN = 4
 
 

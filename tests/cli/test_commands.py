@@ -19,7 +19,8 @@ from tests.cli.test_mistakes import quatrain
 from tests.runs import metrics_of, recipe_file, start, weights_of
 
 COMMANDS = ("train", "probe", "eval", "sample", "score", "export")
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+LABEL = Path(__file__).parents[2] / "recipes" / "label.yaml"
+RECIPES = sorted({*(Path(__file__).parents[2] / "recipes").glob("*.yaml")} - {LABEL})
 IDS = torch.arange(5, 25)[None]
 
 
@@ -69,6 +70,11 @@ def test_every_recipe_passes_a_dry_run(
     text = output(capfd, "train", path, "--dry-run")
     assert "the recipe is whole" in text
     assert isinstance(recipe, OfflineRecipe) or "none of them is a training prompt" in text
+
+
+def test_a_recipe_for_labelling_is_sent_to_its_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert quatrain("train", LABEL, "--dry-run") == 1
+    assert "run it with `quatrain label`" in capfd.readouterr().err
 
 
 def test_a_dry_run_reads_data_and_renders_a_prompt(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

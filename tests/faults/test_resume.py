@@ -16,7 +16,7 @@ import yaml
 
 from quatrain.config import Recipe
 from quatrain.errors import Interrupted, ResumeError, SettingError
-from quatrain.methods import online
+from quatrain.methods import online, updates
 from quatrain.methods import record as record_module
 from quatrain.methods import run as run_module
 from quatrain.methods.online import train
@@ -165,7 +165,7 @@ def test_killed_twice(unbroken: tuple[str, Path]) -> None:
 PLACES = {
     "sampling": (online, "sample"),
     "scoring": (online, "to_samples"),
-    "updating": (online, "update_batches"),
+    "updating": (updates, "update_batches"),
     "after the step": (online, "rollout_metrics"),
 }
 

@@ -109,12 +109,15 @@ def test_a_curve_finds_its_law_and_its_peak(recipe: Modules) -> None:
     assert recipe.results.law_peak(one).endswith(f"{math.exp(2 * (2 / 0.9 - 1)):.1f}")
 
 
-def test_the_fall_is_from_a_point_chosen_on_other_prompts(recipe: Modules) -> None:
-    # By its own lucky letters each prompt's best point is 0 or 1; by the other half's it is 1 or 0.
-    gold = [[5.0, 1.0, 0.0, 0.0, 0.0], [2.0, 3.0, 0.0, 0.0, 0.0]]
-    proxy = [[1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 1.0, 6.0, 6.0, 6.0]]
-    one = curve(recipe, gold, [1.0, 2.0, 3.0, 4.0, 5.0], proxy=proxy)
-    assert one.fall("gold").tolist() == [-1.0, -2.0] and one.fall("proxy").tolist() == [2.0, 6.0]
+def test_a_fall_is_judged_on_other_prompts_than_it_is_chosen_on(recipe: Modules) -> None:
+    # The first prompt's points are chosen on the second's rewards (falls from 1 to 3, best 4), and the other way round.
+    gold = [[5.0, 1.0, 0.0, 2.0, 2.0, 2.0], [2.0, 3.0, 1.0, 0.0, 4.0, 1.0]]
+    proxy = [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0, 1.0, 6.0, 6.0, 6.0, 6.0]]
+    rows = {"gold": np.repeat(gold, 3, axis=1), "proxy": np.repeat(proxy, 3, axis=1)}  # each point with two like it
+    one = curve(recipe, rows["gold"].tolist(), list(range(1, 19)), proxy=rows["proxy"].tolist())
+    assert one.change("gold", "fall").tolist() == [2.0 - 1.0, 0.0 + 1.0 - 2.0]
+    assert one.change("proxy", "fall").tolist() == [4.0 - 2.0, 6.0 - 0.0]
+    assert one.change("gold", "end").tolist() == [2.0 - 2.0, 1.0 - 2.0]
 
 
 def test_a_law_without_a_peak_says_so(recipe: Modules) -> None:

@@ -106,7 +106,7 @@ def test_short_dialogues_of_one_question(walk: Modules, tmp_path: Path) -> None:
 
 def test_the_recipes_of_real_data_are_whole() -> None:
     rewards = load_recipe(RECIPES / "hh-ppo.yaml").model_dump()["verifiers"]["default"]
-    assert rewards["reward"]["path"] == load_recipe(RECIPES / "hh-reward.yaml").output
+    assert rewards["preference"]["path"] == load_recipe(RECIPES / "hh-reward.yaml").output
     assert load_recipe(RECIPES / "hh-ppo.yaml").model.path == load_recipe(RECIPES / "hh-sft.yaml").output
 
 
@@ -130,13 +130,13 @@ def test_the_stages_follow_each_other(
     evaluate_target(f"{tmp_path}/sft", asking, limit=16, output=Output(out=tmp_path / "answers.json"))
     reads = [f"model.path={tmp_path}/sft", f"data.0.options.answers={tmp_path}/answers.json"]
     stage(tmp_path, "reward", *reads)
-    stage(tmp_path, "ppo", reads[0], f"verifiers.default.reward.path={tmp_path}/reward")
+    stage(tmp_path, "ppo", reads[0], f"verifiers.default.preference.path={tmp_path}/reward")
     compared = Output(out=tmp_path / "compared.json")
     evaluate_target(f"{tmp_path}/ppo", Asking(), against=f"{tmp_path}/sft", output=compared)
     assert "win rate" in capsys.readouterr().out
     walk.results.main(tmp_path)
     found = json.loads((tmp_path / "results.json").read_text())
-    assert set(found["measures"]) == set(found["curves"]) - {"kl"} == {"reward", "gold"}
+    assert set(found["measures"]) == set(found["curves"]) - {"kl"} == {"preference", "gold"}
     gold = found["measures"]["gold"]
     assert gold["higher"] + gold["lower"] + gold["equal"] == gold["target"]["prompts"] == 6
     assert [len(curve) for curve in found["curves"].values()] == [2, 2, 2] and found["kl"]["steps"] == 2
