@@ -180,7 +180,7 @@ def verdict(baseline: Report) -> str:
     p, ahead = baseline["p"], baseline["model_better"] > baseline["baseline_better"]
     if p >= 0.05:
         return (f"The difference to the length baseline is not significant (p = {p:.2g}): these pairs do not show that "
-                "the model knows more than which answer is longer.")  # fmt: skip
+                "the model knows more than the lengths of the answers say.")  # fmt: skip
     return f"The model is {'better' if ahead else 'worse'} than the length baseline (p = {p:.2g})."
 
 

@@ -41,7 +41,7 @@ def collect(folder: Path) -> dict[str, Any]:
     names = [name for name in MEASURES if CURVES[name] in curves]
     first, second = (saved[side]["sampled"]["answers"] for side in ("against", "target"))
     return {
-        "measures": {name: compared[name if len(names) > 1 else "reward"] for name in names},
+        "measures": {name: compared[f"part {name}" if len(names) > 1 else "reward"] for name in names},
         "length": {side: compared["length"][side]["value"] for side in ("against", "target")},
         "kl": kl_per_sequence(ppo),
         "curves": {name: curves[metric].tolist() for name, metric in CURVES.items() if metric in curves},
@@ -69,9 +69,8 @@ def win_rates(found: dict[str, Any]) -> str:
     """A Markdown table of the held-out comparison."""
     lines = ["| judged by | SFT | PPO | difference | win rate of PPO | higher / lower / equal |", "| --- " * 6 + "|"]
     for name, one in found["measures"].items():
-        rate = {key: value if key == "prompts" else 100 * value for key, value in one["win_rate"].items()}
         lines.append(f"| {MEASURES[name]} | {one['against']['value']:.2f} | {one['target']['value']:.2f} "
-                     f"| {spread(one['difference'], '+.2f')} | {spread(rate, '.1f')} % "
+                     f"| {spread(one['difference'], '+.2f')} | {spread(one['win_rate'], '.1%')} "
                      f"| {one['higher']} / {one['lower']} / {one['equal']} |")  # fmt: skip
     lengths = " and ".join(f"{found['length'][side]:.1f}" for side in ("against", "target"))
     lines += [
@@ -85,7 +84,9 @@ def win_rates(found: dict[str, Any]) -> str:
 
 
 def spread(cell: dict[str, float], form: str) -> str:
-    """`0.50 [0.40, 0.60]`."""
+    """`0.50 [0.40, 0.60]`; `-` where nothing was judged."""
+    if cell["value"] is None:
+        return "-"
     return f"{cell['value']:{form}} [{cell['low']:{form}}, {cell['high']:{form}}]"
 
 

@@ -1,7 +1,7 @@
 """A small world for the walk through RLHF (docs/rlhf.md): customers write to a shop, and a small model answers.
 
     Ruth: the kettle is broken.
-    Dear Ruth, we are sorry. We will send a new kettle.
+    Dear Ruth, We are sorry. We will send a new one.
 
 Customers' letters are `prompts`, answers of every quality to learn from `examples`. `gold` is what an answer is worth,
 `preferences` are comparisons by a judge who sees that through noise. This writes a model without any training:
@@ -15,7 +15,7 @@ import random
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -24,14 +24,14 @@ NAMES = ["Anna", "Ben", "Clara", "David", "Emma", "Finn", "Grace", "Hugo",
 ITEMS = ["kettle", "lamp", "chair", "clock", "radio", "table", "mirror", "heater",
          "camera", "carpet", "fridge", "jacket", "piano", "basket", "bicycle", "tent"]  # fmt: skip
 REMEDIES = {
-    "is broken": "We will send a new {item}.",
-    "is late": "Your {item} will arrive tomorrow.",
+    "is broken": "We will send a new one.",
+    "is late": "It will arrive tomorrow.",
     "was lost": "We will pay you back.",
-    "is too small": "You can return the {item}.",
+    "is too small": "You can return it.",
 }
 APOLOGIES = ["We are sorry.", "We are very sorry."]
 EXCUSES = ["It is not our fault.", "We are very busy.", "Please read the manual.", "Nobody else has complained."]
-CHATTER = ["Thank you for writing.", "The weather is fine today.", "Have you seen our new {item}?"]
+CHATTER = ["Thank you for writing.", "The weather is fine today.", "Have you seen our new lamps?"]
 HELD_OUT_OF = 8  # one letter in so many is held out
 
 
@@ -41,7 +41,7 @@ HELD_OUT_OF = 8  # one letter in so many is held out
 def prompts(split: str = "train") -> list[dict[str, str]]:
     """The letters of a split, told apart by a hash, with the columns that the gold score reads."""
     rows = [
-        {"prompt": f"{name}: the {item} {problem}.\n", "name": name, "item": item, "problem": problem}
+        {"prompt": f"{name}: the {item} {problem}.\n", "name": name, "problem": problem}
         for name, item, problem in product(NAMES, ITEMS, REMEDIES)
     ]
     return [row for row in rows if (zlib.crc32(row["prompt"].encode()) % HELD_OUT_OF == 0) == (split == "held_out")]
@@ -58,8 +58,7 @@ def _answer(rng: random.Random, row: dict[str, str]) -> str:
     sentences = []
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4))):
         remedy = REMEDIES[row["problem"]] if rng.random() < 0.4 else rng.choice(list(REMEDIES.values()))
-        sentence = rng.choice([rng.choice(APOLOGIES), rng.choice(EXCUSES), rng.choice(CHATTER), remedy])
-        sentences.append(sentence.format(item=row["item"] if rng.random() < 0.8 else rng.choice(ITEMS)))
+        sentences.append(rng.choice([rng.choice(APOLOGIES), rng.choice(EXCUSES), rng.choice(CHATTER), remedy]))
     greeting = f"Dear {row['name'] if rng.random() < 0.8 else rng.choice(NAMES)}, " if rng.random() < 0.5 else ""
     return greeting + " ".join(sentences)
 
@@ -67,12 +66,12 @@ def _answer(rng: random.Random, row: dict[str, str]) -> str:
 # --- what an answer is worth ------------------------------------------------------------------------------------------
 
 
-def gold(completion: str, name: str, item: str, problem: str) -> float:
+def gold(completion: str, name: str, problem: str) -> float:
     """The gold reward of an answer; nothing is ever trained against it.
 
     + 1    for a greeting with the customer's name; - 0.5 with another name
     + 1    for an apology
-    + 2    for the remedy that fits the problem, about the customer's item; - 0.5 for every other remedy
+    + 2    for the remedy that fits the problem; - 0.5 for every other remedy
     - 1    for every excuse
     + 0.5  for thanks
     - 0.5  for every sentence said again, and for every one that the shop does not know
@@ -81,20 +80,15 @@ def gold(completion: str, name: str, item: str, problem: str) -> float:
     greeting = re.match(r"Dear (\w+), ", completion)
     rest = completion[greeting.end() :] if greeting else completion
     sentences = [part.strip() for part in re.findall(r"[^.?]+[.?]?", rest) if part.strip()]
-    fitting, others = REMEDIES[problem].format(item=item), forms(REMEDIES.values())
-    known = forms([*REMEDIES.values(), *APOLOGIES, *EXCUSES, *CHATTER])
+    known = [*REMEDIES.values(), *APOLOGIES, *EXCUSES, *CHATTER]
     worth = 0.0 if greeting is None else 1.0 if greeting[1] == name else -0.5
     worth += 1.0 * any(sentence in APOLOGIES for sentence in sentences)
-    worth += 2.0 * (fitting in sentences) - 0.5 * sum(one in others and one != fitting for one in sentences)
+    worth += sum(-0.5 for one in sentences if one in REMEDIES.values() and one != REMEDIES[problem])
+    worth += 2.0 * (REMEDIES[problem] in sentences)
     worth -= 1.0 * sum(sentence in EXCUSES for sentence in sentences)
     worth += 0.5 * (CHATTER[0] in sentences)
     worth -= 0.5 * (len(sentences) - len(set(sentences)) + sum(sentence not in known for sentence in sentences))
     return worth - 0.05 * max(0, len(completion.split()) - 20)
-
-
-def forms(patterns: Iterable[str]) -> set[str]:
-    """Every sentence that these can be, with any item."""
-    return {pattern.format(item=item) for pattern in patterns for item in ITEMS}
 
 
 # --- comparisons ------------------------------------------------------------------------------------------------------

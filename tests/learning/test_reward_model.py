@@ -73,7 +73,7 @@ TEST = compared(300, 2)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Report]:
     folder = tmp_path_factory.mktemp("reward")
-    return folder, fitted(folder, compared(900, 1), TEST, centering=0.01)
+    return folder, fitted(folder, compared(1600, 1), TEST, centering=0.01)
 
 
 def test_it_reaches_the_best_accuracy_and_says_so(run: tuple[Path, Report]) -> None:

@@ -40,9 +40,10 @@ def test_a_sharded_step() -> None:
 ], ids=lambda case: case.label)  # fmt: skip
 def test_a_round_of_the_real_engine_and_learner(case: planner_cpu.Case) -> None:
     row = planner_cpu.run(case)
-    for phase in row.predicted:
+    for phase in row.measured:
         assert abs(row.peak_error(phase)) < 0.10, (phase, row.predicted[phase], row.measured[phase])
-    errors = {name: error for name, error in row.component_errors().items() if name != "activations"}
+    errors = row.component_errors()
+    assert len(errors) >= 5
     assert all(abs(error) < 0.05 for error in errors.values()), errors
 
 

@@ -47,23 +47,22 @@ def walk() -> Iterator[Modules]:
 @pytest.mark.parametrize(
     ("answer", "worth"),
     [
-        ("Dear Ruth, We are sorry. We will send a new kettle. Thank you for writing.", 4.5),
+        ("Dear Ruth, We are sorry. We will send a new one. Thank you for writing.", 4.5),
         ("Dear Anna, We are sorry.", 0.5),  # somebody else is greeted
         ("We are sorry. We are very sorry.", 1.0),  # paid once
-        ("We will send a new kettle.", 2.0),
-        ("We will send a new lamp.", -0.5),  # the right remedy for another thing
-        ("We will pay you back. You can return the kettle.", -1.0),
+        ("We will send a new one.", 2.0),
+        ("We will pay you back. You can return it.", -1.0),
         ("It is not our fault. Please read the manual.", -2.0),
-        ("Have you seen our new kettle?", 0.0),
+        ("Have you seen our new lamps?", 0.0),
         ("We are sorry. We are sorry.", 0.5),
         ("We are sorry. Kettle kettle.", 0.5),  # not a sentence of the shop
         ("We are sorry", -0.5),  # not to its end
         ("", 0.0),
-        ("Dear Ruth, " + "Have you seen our new kettle? " * 4, 1.0 - 1.5 - 0.05 * 6),  # 26 words
+        ("Dear Ruth, " + "Have you seen our new lamps? " * 4, 1.0 - 1.5 - 0.05 * 2),  # 22 words
     ],
 )
 def test_the_gold_score_by_hand(walk: Modules, answer: str, worth: float) -> None:
-    assert walk.shop.gold(answer, "Ruth", "kettle", "is broken") == pytest.approx(worth, abs=1e-12)
+    assert walk.shop.gold(answer, "Ruth", "is broken") == pytest.approx(worth, abs=1e-12)
 
 
 def test_letters_and_answers(walk: Modules) -> None:
@@ -73,7 +72,7 @@ def test_letters_and_answers(walk: Modules) -> None:
     rows = shop.examples(400, seed=3)
     assert rows == shop.examples(400, seed=3) and {row["prompt"] for row in rows} <= train_rows
     by_prompt = {row["prompt"]: row for row in shop.prompts()}
-    columns = [[by_prompt[row["prompt"]][name] for name in ("name", "item", "problem")] for row in rows]
+    columns = [[by_prompt[row["prompt"]][name] for name in ("name", "problem")] for row in rows]
     worth = [shop.gold(row["completion"], *own) for row, own in zip(rows, columns, strict=True)]
     assert min(worth) < -2 and max(worth) > 3, "answers of every quality"
 
@@ -115,7 +114,13 @@ def test_the_recipes_of_real_data_are_whole() -> None:
 SHORT = {
     "sft": ["data.0.options.count=64", "train.steps=3", "train.epochs=1"],
     "reward": ["train.steps=2"],
-    "ppo": ["train.steps=2", "train.prompts_per_step=4", "algorithm.critic.warmup_steps=0", "held_out.0.limit=6"],
+    "ppo": [
+        "train.steps=2",
+        "train.prompts_per_step=4",
+        "algorithm.critic.warmup_steps=0",
+        "held_out.0.limit=6",
+        "rollout.max_tokens=8",
+    ],
 }
 
 
@@ -126,7 +131,7 @@ def test_the_stages_follow_each_other(
     walk.shop.save_model(tmp_path / "base")
     stage(tmp_path, "sft", f"model.path={tmp_path}/base")
     asking = Asking("recipes/rlhf/shop.py:prompts", "recipes/rlhf/shop.py:gold", None,
-                    ["evaluation.samples=4", "rollout.max_tokens=48", "threads=1"])  # fmt: skip
+                    ["evaluation.samples=4", "rollout.max_tokens=8", "threads=1"])  # fmt: skip
     evaluate_target(f"{tmp_path}/sft", asking, limit=16, output=Output(out=tmp_path / "answers.json"))
     reads = [f"model.path={tmp_path}/sft", f"data.0.options.answers={tmp_path}/answers.json"]
     stage(tmp_path, "reward", *reads)
