@@ -351,7 +351,8 @@ def by_step(axis: Any, curves: Sequence[Curve]) -> None:
 
 def write(found: Experiment, out: Path) -> None:
     """`overoptimisation.json`, `.svg` and the tables on the screen."""
-    parts = {name: ",\n".join(json.dumps(row) for row in rows) for name, rows in asdict(found).items()}
+    rounded = json.loads(json.dumps(asdict(found)), parse_float=lambda text: round(float(text), 4))
+    parts = {name: ",\n".join(json.dumps(row) for row in rows) for name, rows in rounded.items()}
     text = ",\n".join(f'"{name}": [\n{rows}\n]' for name, rows in parts.items())
     (out / "overoptimisation.json").write_text(f"{{{text}}}\n", encoding="utf-8")
     show(out / "overoptimisation.json", out / "overoptimisation.svg")

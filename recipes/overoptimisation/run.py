@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of everything that is made")
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--quick", action="store_true", help="a pass through all parts in a minute; shows nothing")
-    size.add_argument("--full", action="store_true", help="the experiment; about an hour of one core")
+    size.add_argument("--full", action="store_true", help="the experiment; about a quarter of an hour of one core")
     parser.add_argument("--processes", type=int, default=1, help="runs side by side, a thread each")
     given = parser.parse_args(arguments)
     experiment(given.out, QUICK if given.quick else FULL, given.processes)
