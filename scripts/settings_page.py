@@ -142,8 +142,8 @@ EFFECTS: dict[str, dict[str, str]] = {
         "std": "divisor G or G - 1 of the variance",
         "std_epsilon": "added to the deviation",
         "uniform_groups": "groups without different scores: count in the KL and entropy terms, or not",
-        "truncated": "completions cut at `max_tokens`: trained by their score, left out of the loss, penalised, or ended "
-        "by the critic's value in place of the score",
+        "truncated": "completions cut at `max_tokens`: trained by their score, left out of the loss, penalised, or "
+        "ended by the critic's value in place of the score",
         "truncation_penalty": "with `penalise`: subtracted from the score of a completion that was cut (2 becomes 1)",
         "ratio": "level of rho: token, geometric mean of the sequence, product over the sequence",
         "clip": "PPO's minimum with the clipped ratio, or CISPO's capped ratio without gradient",

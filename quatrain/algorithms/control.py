@@ -10,7 +10,7 @@ from quatrain.telemetry.metrics import Last, Max, Mean, Metric
 from quatrain.types import Sample
 
 CONTROL_DOCUMENTED: dict[str, str] = {
-    "kl/coefficient": "beta of the step, where algorithm.kl.target steers it.",
+    "kl/coefficient": "beta of the step; algorithm.kl.target steers it.",
     "kl/per_token": "k1 estimate of KL(policy at sampling || reference) before the step's updates, mean over its "
     "trained tokens (nats); with algorithm.kl.target_per token what the coefficient answers to.",
     "kl/per_sequence": "The same, mean over completions of the sum over their tokens (nats).",

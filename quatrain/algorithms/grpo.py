@@ -104,8 +104,9 @@ class GRPO:
         return {name: float(max(others if name == PRETRAINING else count, 1)) for name in self._terms()}
 
     def finish_step(self, samples: Sequence[Sample]) -> dict[str, Metric]:
-        """Steer the KL coefficient by the KL of the step's samples."""
-        return {} if self.config.kl.target is None else steer(self.controller, self.config.kl, samples)
+        """Steer the KL coefficient by the KL of the step's samples, and show it where both sides of it are at hand."""
+        known = {"old_logprobs", "reference_logprobs"} <= self.needs.streams
+        return steer(self.controller, self.config.kl, samples) if known else {}
 
     def state_dict(self) -> dict[str, Any]:
         """The KL coefficient, where it moves."""
@@ -215,12 +216,12 @@ class GRPO:
 
 def _streams(kl: KLConfig) -> frozenset[str]:
     """What the learner must compute for the KL before credit is assigned."""
+    measured = {"old_logprobs", "reference_logprobs"} if kl.target is not None or kl.measure else set()
     if not kl.active:
-        return frozenset()
-    steered = {"old_logprobs", "reference_logprobs"} if kl.target is not None else set()
+        return frozenset(measured)
     if kl.estimator == "full":
-        return frozenset(steered | (set() if kl.placement == "loss" else {"old_logprobs", "reference_kl"}))
-    return frozenset(steered | {"reference_logprobs"} | ({"old_logprobs"} if kl.placement != "loss" else set()))
+        return frozenset(measured | (set() if kl.placement == "loss" else {"old_logprobs", "reference_kl"}))
+    return frozenset(measured | {"reference_logprobs"} | ({"old_logprobs"} if kl.placement != "loss" else set()))
 
 
 def _with_share(statistics: dict[str, Metric]) -> dict[str, Metric]:

@@ -20,6 +20,7 @@ class KLConfig(Section):
         None, description="KL (nats) that the coefficient is steered towards, Ziegler et al. 2019; null: it is fixed"
     )
     target_per: Literal["token", "sequence"] = Field("token", description="what the target is measured over")
+    measure: bool = Field(False, description="show the KL to the reference though no penalty is placed anywhere")
     horizon: Positive = Field(10000, description="completions over which the coefficient adapts")
     spike: Annotated[float, Field(gt=0)] | None = Field(
         None, description="mean KL per token (nats) of a step at which the coefficient starts anew; null: never"

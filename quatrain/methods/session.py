@@ -112,7 +112,10 @@ def settings_of(given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, 
         section = section_of[name]
         if isinstance(given.get(section), Mapping) and name in given[section]:
             raise SettingError(name, given[name], f"one of {name} and {section}[{name!r}]", "leave one of them out")
-        data[section] = {**(data.get(section) or {}), name: given[name]}
+        own = dict(data.get(section) or {})
+        old, value = own.get(name), given[name]
+        own[name] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        data[section] = own
     return data
 
 

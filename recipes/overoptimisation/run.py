@@ -44,7 +44,7 @@ class Plan:
 
 
 FULL = Plan()
-QUICK = Plan(examples=640, pool=64, best_of=32, pairs=((64, 8),), seeds=(0,), betas=(0.0, 0.1), steps=4)
+QUICK = Plan(examples=640, pool=64, best_of=32, pairs=((64, 8),), seeds=(0,), betas=(0.0, 0.1), steps=10)
 
 
 @dataclass(frozen=True)

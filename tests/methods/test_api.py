@@ -365,3 +365,11 @@ def test_scores_of_rows(tmp_path: Path) -> None:
         quatrain.score("numeric", [{"text": "4"}])
     with pytest.raises(SettingError, match=r"verifiers\.default\.numeric\.wieght: got an unknown key"):
         quatrain.score({"kind": "numeric", "wieght": 2}, rows)
+
+
+def test_a_mapping_by_keyword_is_laid_on_the_recipes_own() -> None:
+    base = {"algorithm": {"preset": "ppo", "kl": {"placement": "reward", "target": None}}}
+    recipe = session_recipe({**base, "model": "m", "prompts": [{"source": "rows.jsonl"}], "verifiers": "numeric"}, (),
+                            {"kl": {"coefficient": 0.1}})[0]  # fmt: skip
+    assert isinstance(recipe, Recipe)
+    assert (recipe.algorithm.kl.coefficient, recipe.algorithm.kl.target) == (0.1, None)

@@ -381,3 +381,15 @@ def test_a_run_that_will_not_fit_says_so_before_it_loads(tmp_path: Path, monkeyp
     with pytest.raises(Loaded):
         train(wanted, Console(text, terminal=False))
     assert "this run will probably not fit" in " ".join(text.getvalue().split())
+
+
+def test_the_kl_can_be_measured_without_a_penalty(tmp_path: Path) -> None:
+    """The weights are those of a run that does not look; the KL starts at 0 and is then there."""
+    plain, seen = (recipe(tmp_path, algorithm={"kl": {"placement": "none", "measure": measure}},
+                          output=str(tmp_path / str(measure))) for measure in (False, True))  # fmt: skip
+    for wanted in (plain, seen):
+        run(wanted)
+    assert_equal_weights(weights_of(plain.output, 3), weights_of(seen.output, 3))
+    kl = values(Path(seen.output), "kl/per_sequence")
+    assert abs(kl[0]) < 1e-5 and all(abs(one) > 1e-3 for one in kl[1:])
+    assert all("kl/per_sequence" not in row.metrics for row in read_metrics(plain.output))
