@@ -34,6 +34,10 @@ def _dry_run_offline(recipe: OfflineRecipe) -> None:
         counts = [(len(load_examples(source, algorithm.data, f"{section}[{number}]")), source.source)
                   for number, source in enumerate(sources)]  # fmt: skip
         print(f"{section}: {', '.join(f'{count} from {name}' for count, name in counts) or 'none'}")
+    _render_examples(recipe, algorithm)
+
+
+def _render_examples(recipe: OfflineRecipe, algorithm: OfflineAlgorithm) -> None:
     try:
         tokenizer = load_tokenizer(recipe.model.path, local_only=True)
         limit = load_max_positions(recipe.model.path, local_only=True)

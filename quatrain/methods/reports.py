@@ -140,7 +140,7 @@ def show_comparison(found: Mapping[str, Any], console: Console) -> None:
             heading = ("measure", "target", "against", "difference", "win rate", "higher/lower/equal", "p")
             rows: list[Sequence[object]] = [heading]
             rows += [(label(name), _number(one["target"]["value"]), _number(one["against"]["value"]),
-                      _cell(one["difference"], "+"), _cell(one.get("win_rate")),
+                      _cell(one["difference"], "+"), _percent(one.get("win_rate")),
                       f"{one['higher']}/{one['lower']}/{one['equal']}",
                       "" if one["p"] is None else f"{one['p']:.3g}") for name, one in cells.items()]  # fmt: skip
             console.say("")
@@ -170,6 +170,13 @@ def _cell(cell: Mapping[str, Any] | None, sign: str = "") -> str:
     if cell is None or cell["value"] is None:
         return "-"
     return f"{_number(cell['value'], sign)} [{_number(cell['low'], sign)}, {_number(cell['high'], sign)}]"
+
+
+def _percent(cell: Mapping[str, Any] | None) -> str:
+    """`79 % [71, 86]`."""
+    if cell is None or cell["value"] is None:
+        return "-"
+    return f"{cell['value']:.0%} [{100 * cell['low']:.0f}, {100 * cell['high']:.0f}]".replace("%", " %", 1)
 
 
 def _how(mode: Mapping[str, Any]) -> str:

@@ -60,6 +60,7 @@ def test_every_recipe_passes_a_dry_run(
     monkeypatch.setenv("QUATRAIN_DATA", str(data))
     monkeypatch.setenv("QUATRAIN_CACHE", str(tmp_path))  # the embedded model is not converted for this
     monkeypatch.setattr("quatrain.methods.dry_run._render_one", lambda *_: None)
+    monkeypatch.setattr("quatrain.methods.dry_run._render_examples", lambda *_: None)
     monkeypatch.chdir(root)
     recipe = load_recipe(path)
     sources = recipe.data if isinstance(recipe, OfflineRecipe) else recipe.prompts
