@@ -21,6 +21,8 @@ from quatrain.config import (
     DataConfig,
     EvalConfig,
     KLConfig,
+    LabelJudgeConfig,
+    LabelRecipe,
     LengthConfig,
     LogConfig,
     LoraConfig,
@@ -72,6 +74,11 @@ OFFLINE_SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("algorithm dpo, ipo, kto, orpo, simpo", PreferenceConfig, ""),
     ("offline train", OfflineTrainConfig, "The settings of the optimizer are those of above."),
     ("offline evaluation", OfflineEvalConfig, ""),
+)
+
+LABEL_SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
+    ("", LabelRecipe, "`model`, `prompts[]` and `rollout` are those of above; a group is the answers to one prompt."),
+    ("judge", LabelJudgeConfig, "Keys beyond these are the settings of that [verifier](verifiers.md#a-judge)."),
 )
 
 SAMPLING = {
@@ -200,6 +207,16 @@ EFFECTS: dict[str, dict[str, str]] = {
         "output": "the run's folder; `train` on a recipe file names it after the file",
         "seed": "of everything that is drawn: order of examples, adapters, heads",
     },
+    "label": {
+        "method": "which command reads it",
+        "model": "who answers, and criticises and rewrites",
+        "prompts": "what is answered",
+        "rollout": "how answers are drawn; `group_size` of them for each prompt",
+        "judge": "see below",
+        "output": "a folder",
+        "seed": "of the order of prompts, of answers and of principles",
+    },
+    "judge": {"kind": "`local_judge` (a model here) or `judge` (an address)"},
     "offline train": {
         "tokens_per_micro_batch": "positions of one forward and backward pass; bounds memory, not the result",
         "learning_rate": "peak of the schedule",
@@ -279,10 +296,18 @@ algorithm: dpo
 """
 
 
+LABEL_HEAD = """\
+# Recipes of labelling
+
+What `quatrain label` reads: prompts, a model that answers them, and a judge. More in [labelling](labelling.md).
+"""
+
+
 def render() -> str:
     """The page. Raises ValueError for a setting without an effect, or an effect without a setting."""
     lines = [HEAD, *_part(Recipe, SECTIONS, "The run", "")]
     lines += [OFFLINE_HEAD, *_part(OfflineRecipe, OFFLINE_SECTIONS, "The offline run", "offline")]
+    lines += [LABEL_HEAD, *_part(LabelRecipe, LABEL_SECTIONS, "The labelling run", "label")]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -304,7 +329,7 @@ def _part(
 
 def _sentence(model: type[BaseModel]) -> str:
     text = " ".join((model.__doc__ or "").split())
-    return "" if model in (Recipe, OfflineRecipe) else text
+    return "" if model in (Recipe, OfflineRecipe, LabelRecipe) else text
 
 
 def _settings(place: str, model: type[BaseModel], properties: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -49,6 +49,10 @@ class KLConfig(Section):
             name = "target" if self.target is not None else "spike"
             raise SettingError(f"algorithm.kl.{name}", getattr(self, name), "a KL penalty to steer",
                                "set kl.placement and a kl.coefficient above 0, or remove it")  # fmt: skip
+        for name in ("horizon", "target_per"):
+            if self.target is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise SettingError(f"algorithm.kl.{name}", getattr(self, name), "a kl.target, which alone reads it",
+                                   "set kl.target, or remove it")  # fmt: skip
         if self.spike is not None and self.target is None:
             raise SettingError("algorithm.kl.spike", self.spike, "a kl.target: a fixed coefficient has nothing to "
                                "start anew", "set kl.target, or remove it")  # fmt: skip
@@ -230,8 +234,9 @@ def check_critic(algorithm: AlgorithmConfig) -> None:
             if getattr(algorithm.critic, name):
                 raise SettingError(f"algorithm.critic.{name}", getattr(algorithm.critic, name),
                                    "critic.model separate", "a shared one is trained with the policy")  # fmt: skip
-    unused: dict[str, Any] = {"scale": "none", "parts": "sum", "ratio": "token", "clip": "two_sided",
-                              "uniform_groups": "keep", "refill_rounds": 0}  # fmt: skip
+    unused: dict[str, Any] = {"scale": "none", "std": "population", "std_epsilon": 1e-4, "parts": "sum",
+                              "ratio": "token", "clip": "two_sided", "uniform_groups": "keep",
+                              "refill_rounds": 0}  # fmt: skip
     for name, value in unused.items():
         if getattr(algorithm, name) != value:
             raise SettingError(f"algorithm.{name}", getattr(algorithm, name), f"{value} with a critic",

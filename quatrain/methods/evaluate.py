@@ -170,7 +170,8 @@ def evaluate(
 
 
 def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:
-    parts = verifiers.rubric_of(rollout).parts
+    rubric = verifiers.rubric_of(rollout)
+    parts, told = rubric.parts, score.usable and not rubric.graded
     form = [score.parts[name] for name, part in parts.items() if part.measures == "format" and name in score.parts]
     return Answer(
         prompt_index=rollout.prompt.index,
@@ -181,8 +182,8 @@ def _answer(rollout: Rollout, score: Score, verifiers: Verifiers) -> Answer:
         tokens=rollout.num_tokens,
         stop_reason=rollout.stop_reason,
         reward=score.value,
-        correct=float(score.correct) if score.usable else float("nan"),
-        in_form=float(score.correct and all(paid >= 1 - 1e-9 for paid in form)) if score.usable else float("nan"),
+        correct=float(score.correct) if told else float("nan"),
+        in_form=float(score.correct and all(paid >= 1 - 1e-9 for paid in form)) if told else float("nan"),
         answer=score.answer,
         error=score.error if score.status == "error" else "",
         parts=dict(score.parts),

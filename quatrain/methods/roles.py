@@ -18,13 +18,12 @@ def open_learner(recipe: Recipe, policy: LanguageModel, algorithm: Algorithm) ->
     kl, critic = recipe.algorithm.kl, recipe.algorithm.critic
     frozen = load_reference(recipe.model) if reads and recipe.model.lora is None else None
     moving = kl if reads and kl.moves else None
-    if critic is None:
-        return Learner(policy, recipe.train, recipe.rollout.temperature, frozen, moving)
-    if critic.model == "shared":
+    if critic is not None and critic.model == "shared":
         add_value_head(policy)
-        return Learner(policy, recipe.train, recipe.rollout.temperature, frozen, moving)
+        critic = None
     return Learner(policy, recipe.train, recipe.rollout.temperature, frozen, moving,
-                   critic=open_critic(recipe, policy), critic_rate=critic.learning_rate)  # fmt: skip
+                   critic=open_critic(recipe, policy) if critic else None,
+                   critic_rate=critic.learning_rate if critic else None)  # fmt: skip
 
 
 def open_critic(recipe: Recipe, policy: LanguageModel) -> LanguageModel:
@@ -38,18 +37,26 @@ def open_critic(recipe: Recipe, policy: LanguageModel) -> LanguageModel:
     if path is not None and not same_tokenizer(path, policy):
         raise SettingError("algorithm.critic.path", path, "a model with the policy's tokenizer",
                            "the critic reads the policy's token ids; choose another, or leave it out")  # fmt: skip
-    path = path or next((path for path in reward_paths(recipe) if same_tokenizer(path, policy)), recipe.model.path)
+    rewards = reward_paths(recipe).values()
+    path = path or next((path for path in rewards if same_tokenizer(path, policy)), recipe.model.path)
     config = recipe.model.model_copy(update={"path": path})
     if config.lora is not None:
         config = config.model_copy(update={"lora": config.lora.model_copy(update={"adapter": None})})
     return load_scalar_model(config, ["value"], fresh_head=True, seed=recipe.seed)
 
 
-def reward_paths(recipe: Recipe) -> list[str]:
-    """Folders of the reward models among the verifiers, in order."""
-    extras = [part.model_extra or {} for parts in recipe.verifiers.values() for part in parts.values()
-              if part.kind == "reward_model"]  # fmt: skip
-    return [str(extra["path"]) for extra in extras if "path" in extra]
+def reward_paths(recipe: Recipe) -> dict[str, str]:
+    """Folders of the reward models among the verifiers by their setting, in order."""
+    extras = {f"verifiers.{rubric}.{name}.path": part.model_extra or {} for rubric, parts in recipe.verifiers.items()
+              for name, part in parts.items() if part.kind == "reward_model"}  # fmt: skip
+    return {setting: str(extra["path"]) for setting, extra in extras.items() if "path" in extra}
+
+
+def other_models(recipe: Recipe) -> dict[str, str]:
+    """The models besides the policy that a run reads from folders, by their settings."""
+    critic = recipe.algorithm.critic
+    own = {"algorithm.critic.path": critic.path} if critic is not None and critic.path is not None else {}
+    return reward_paths(recipe) | own
 
 
 def same_tokenizer(path: str, policy: LanguageModel) -> bool:

@@ -17,7 +17,7 @@ from quatrain.data.prompts import PromptStream, held_out_prompts, load_sources
 from quatrain.errors import SettingError, nearest
 from quatrain.methods.evaluate import Evaluation, evaluate, load_evaluation, question_key
 from quatrain.methods.record import Record, Stateful, StopRequest, forecast, loading
-from quatrain.methods.roles import open_learner, open_pretraining
+from quatrain.methods.roles import open_learner, open_pretraining, other_models
 from quatrain.methods.run_folder import owned, save_recipe, settle_model, settle_recipe
 from quatrain.models.forward import check_forward
 from quatrain.models.load import LanguageModel, load_language_model
@@ -106,6 +106,7 @@ def _load(recipe: Recipe, console: Console, stack: contextlib.ExitStack) -> Run:
     notes = settle_recipe(folder, recipe)
     log = RunLog(folder)
     verifiers = stack.enter_context(build_verifiers(recipe.rubrics))
+    check_tells(recipe, verifiers)
     plan = forecast(recipe, console)
     console.say(f"loading {recipe.model.path}")
     torch.manual_seed(recipe.seed)  # adapters start from random numbers
@@ -126,7 +127,7 @@ def _load(recipe: Recipe, console: Console, stack: contextlib.ExitStack) -> Run:
     )  # fmt: skip
     run = Run(record=record, recipe=recipe, engine=engine, algorithm=algorithm, prompts=prompts,
               held_out=held_out_rows, verifiers=verifiers, pretraining=pretraining)  # fmt: skip
-    settle_model(folder, recipe.model)
+    settle_model(folder, recipe.model, other_models(recipe))
     save_recipe(folder, recipe)
     record.resume(notes)
     if run.step:
@@ -231,6 +232,14 @@ def eval_sampling(recipe: Recipe) -> SamplingConfig:
         temperature=own.temperature, top_p=own.top_p, top_k=own.top_k, min_p=own.min_p,
         max_tokens=own.max_tokens or recipe.rollout.max_tokens, stop=own.stop or recipe.rollout.stop,
     )  # fmt: skip
+
+
+def check_tells(recipe: Recipe, verifiers: Verifiers) -> None:
+    """Raises SettingError when the best checkpoints are to be those with the most right answers and nobody can tell."""
+    own = recipe.checkpoint
+    if own.keep_best and own.best_metric == "eval/accuracy" and all(one.graded for one in verifiers.rubrics.values()):
+        raise SettingError("checkpoint.best_metric", own.best_metric, "a metric that these verifiers tell (what they "
+                           "say is a degree, never right or wrong)", "use eval/reward")  # fmt: skip
 
 
 def check_best_metric(recipe: Recipe) -> None:

@@ -11,6 +11,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ from quatrain.train.checkpoint import checkpoints
 from quatrain.types import Rollout, Sample, Score
 
 OWN_FILES = ("metrics.jsonl", "events.jsonl", "environment.json", "checkpoints", "rollouts", "evaluations")
-FREE = ("output", "checkpoint", "log", "evaluation", "held_out")  # may change between the parts of one run
+FREE = ("output", "checkpoint", "log", "evaluation", "held_out", "limit")  # may change between the parts of one run
 MODEL_FILES = ("*.safetensors", "*.bin", "*config.json", "*token*.json", "vocab*", "merges.txt", "*.model", "chat_*")
 BLOCKS, BLOCK_BYTES = 64, 4096  # of a file larger than these together, so much is read to know it again
 
@@ -118,13 +119,13 @@ def environment() -> dict[str, Any]:
     }
 
 
-def settle_model(folder: Path, model: ModelConfig) -> None:
-    """Save what the folders of the model and its adapter hold, or hold them to what was saved.
+def settle_model(folder: Path, model: ModelConfig, others: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Save what the folders of the model, its adapter and `others` (by setting) hold, or hold them to what was saved.
 
-    A resume reads them again: the base under an adapter, the reference, the tokenizer. Raises ResumeError when files
-    have changed or are gone. What only a model hub holds is not looked at.
+    A resume reads them again: the base under an adapter, the reference, the tokenizer, a reward model. Raises
+    ResumeError when files have changed or are gone. What only a model hub holds is not looked at.
     """
-    places = {"model.path": resolve_model(model.path)}
+    places = {setting: resolve_model(path) for setting, path in {"model.path": model.path, **others}.items()}
     if model.lora is not None and model.lora.adapter is not None:
         places["model.lora.adapter"] = model.lora.adapter
     now = {setting: fingerprint(Path(place)) for setting, place in places.items()}

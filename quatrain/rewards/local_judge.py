@@ -46,6 +46,7 @@ class LocalJudge:
     A blank answer earns 0 and loses every pair unasked; equal answers tie.
     """
 
+    graded: ClassVar[bool] = True  # no value of it means right
     Settings: ClassVar[type[Section]] = LocalJudgeSettings
     default_timeout_s: ClassVar[float] = 600.0
     kind: ClassVar[Kind] = "shaping"

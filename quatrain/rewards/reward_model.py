@@ -154,6 +154,7 @@ class RewardModel:
     `timeout_s` does not apply.
     """
 
+    graded: ClassVar[bool] = True  # no value of it means right
     Settings: ClassVar[type[Section]] = RewardModelSettings
     scope: ClassVar[Scope] = "completion"
     kind: ClassVar[Kind] = "shaping"

@@ -75,6 +75,12 @@ class Rubric:
         """All parts but the length penalty, which says something about every row; that one where it is alone."""
         return [name for name in self.parts if name != "soft_overlong"] or list(self.parts)
 
+    @property
+    def graded(self) -> bool:
+        """True when all that is paid for is a degree of which no value means right (a reward model's score)."""
+        paid = [self.parts[name] for name in self._judging() if self.parts[name].weight]
+        return bool(paid) and all(getattr(getattr(p.verifier, "inner", None), "graded", False) for p in paid)
+
     def close(self) -> None:
         """Close every part."""
         for part in self.parts.values():

@@ -4,7 +4,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from quatrain.telemetry.catalogue import is_deterministic
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_events, read_metrics
 from quatrain.train.checkpoint import checkpoint_path, checkpoints
+from tests.faults.killing import kill_and_resume, kill_at, quiet
 from tests.runs import assert_equal_weights, in_child, metrics_of, recipe, rows, weights_of
 
 STEPS = 6
@@ -47,10 +48,6 @@ STOPPED = list(CASES)[:5]  # cases in which a stop is tried at each place of a s
 
 class Killed(Exception):
     """Stands for a kill in this process."""
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 def case(name: str, folder: Path, output: str = "run", **changes: Any) -> Recipe:
@@ -110,31 +107,8 @@ def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
 FEWEST_FLUSHES = 50  # every case flushes at least as often
 
 
-def kill_at(flush: int) -> Callable[[], None]:
-    """SIGKILL to the own process at its n-th fsync: before, while and after a row or a checkpoint is written."""
-
-    def prepare() -> None:
-        original, left = os.fsync, [flush]
-
-        def fsync(descriptor: int) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(descriptor)
-
-        os.fsync = fsync  # type: ignore[assignment]
-
-    return prepare
-
-
 def killed_and_resumed(name: str, folder: Path, flush: int) -> None:
-    shutil.rmtree(folder / "run", ignore_errors=True)
-    wanted = case(name, folder)
-    status = in_child(wanted, kill_at(flush))
-    if status == 0 and flush > FEWEST_FLUSHES:
-        pytest.skip("the run is over before this flush")
-    assert status == -signal.SIGKILL, status
-    train(wanted, quiet())
+    kill_and_resume(case(name, folder), flush, FEWEST_FLUSHES)
     assert_same(folder)
 
 

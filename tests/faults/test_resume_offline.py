@@ -6,8 +6,7 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from io import StringIO
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_events, read_metrics
 from quatrain.train.checkpoint import checkpoint_path, checkpoints
 from quatrain.train.learner import Learner
+from tests.faults.killing import kill_and_resume, quiet
 from tests.runs import assert_equal_weights, in_child, metrics_of, offline_recipe, weights_of
 
 STEPS = 6
@@ -43,10 +43,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 GATE = ("sft", "dpo", "dpo lora", "kto lora", "reward_model")  # the others are in the long tier
 FEWEST_FLUSHES = 30  # every case flushes at least as often
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 def case(name: str, folder: Path, output: str = "run", **changes: Any) -> OfflineRecipe:
@@ -98,31 +94,8 @@ def assert_same(folder: Path, name: str = "run") -> None:
             assert all((mine[key] == other[key]).all() for key in ("keys", "counts", "values"))
 
 
-def kill_at(flush: int) -> Callable[[], None]:
-    """SIGKILL to the own process at its n-th fsync: before, while and after a row, cache or checkpoint is written."""
-
-    def prepare() -> None:
-        original, left = os.fsync, [flush]
-
-        def fsync(descriptor: int) -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            original(descriptor)
-
-        os.fsync = fsync  # type: ignore[assignment]
-
-    return prepare
-
-
 def killed_and_resumed(name: str, folder: Path, flush: int) -> None:
-    shutil.rmtree(folder / "run", ignore_errors=True)
-    wanted = case(name, folder)
-    status = in_child(wanted, kill_at(flush))
-    if status == 0 and flush > FEWEST_FLUSHES:
-        pytest.skip("the run is over before this flush")
-    assert status == -signal.SIGKILL, status
-    train(wanted, quiet())
+    kill_and_resume(case(name, folder), flush, FEWEST_FLUSHES)
     assert_same(folder)
 
 

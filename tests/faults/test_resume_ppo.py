@@ -2,8 +2,6 @@
 
 import json
 import random
-import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,8 @@ from quatrain.models.scalar import load_scalar_model, token_values
 from quatrain.telemetry.run_log import read_metrics
 from quatrain.train.checkpoint import checkpoint_path
 from tests.algorithms.synthetic import make_sample
-from tests.faults.test_resume import kill_at, quiet
-from tests.runs import assert_equal_weights, in_child, metrics_of, recipe, weights_of
+from tests.faults.killing import kill_and_resume, quiet
+from tests.runs import assert_equal_weights, metrics_of, recipe, weights_of
 
 STEPS = 4
 STEERED = {"placement": "reward", "coefficient": 0.1, "target": 0.05, "horizon": 40, "spike": 0.2}
@@ -85,10 +83,7 @@ def trainer_state(run: Path) -> Any:
 
 
 def killed_and_resumed(name: str, folder: Path, flush: int) -> None:
-    shutil.rmtree(folder / "run", ignore_errors=True)
-    wanted = case(name, folder)
-    assert in_child(wanted, kill_at(flush)) == -signal.SIGKILL
-    train(wanted, quiet())
+    kill_and_resume(case(name, folder), flush, flush)
     run, whole = folder / "run", folder / "unbroken"
     assert [row.step for row in read_metrics(run)] == list(range(1, STEPS + 1))
     assert metrics_of(run) == metrics_of(whole)

@@ -115,6 +115,13 @@ def test_the_pairs_train_a_reward_model_and_dpo(tmp_path: Path) -> None:
         assert isinstance(wanted, OfflineRecipe) and offline.train(wanted, quiet()).steps == 2
 
 
+def test_a_higher_limit_goes_on_in_the_same_folder(tmp_path: Path) -> None:
+    label(recipe(tmp_path, limit=2), quiet())
+    assert len(made(tmp_path, "done")) == 2
+    label(recipe(tmp_path), quiet())
+    assert len(made(tmp_path, "done")) == 6 and len(made(tmp_path)) == 18
+
+
 @torch.no_grad()
 def test_the_local_judge_reads_probabilities_in_both_orders(tmp_path: Path) -> None:
     """p = mean over the orders of e^a / (e^a + e^b), from the model's own logits."""

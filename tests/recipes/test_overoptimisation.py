@@ -8,33 +8,23 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from quatrain.methods.run_folder import write_parquet
+from tests.recipes.beside import modules_of
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPE = ROOT / "recipes" / "overoptimisation"
 
 
-class Modules(NamedTuple):
-    """The recipe's files; they import each other by name."""
-
-    world: Any
-    run: Any
-    results: Any
-
-
 @pytest.fixture(scope="module")
-def recipe() -> Iterator[Modules]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(RECIPE)
-        names = ("world", "run", "results")
-        yield Modules(*(__import__(name) for name in names))
-        for name in names:
-            del sys.modules[name]
+def recipe() -> Iterator[SimpleNamespace]:
+    with modules_of("overoptimisation", "world", "run", "results") as found:
+        yield found
 
 
 # --- the gold score ---------------------------------------------------------------------------------------------------
@@ -60,11 +50,11 @@ def recipe() -> Iterator[Modules]:
         ("fine fine fine fine fine", 5 * -0.4 - 0.4 * 9 - 0.5 * 4 - 0.5 * 6),
     ],
 )
-def test_the_gold_score_by_hand(recipe: Modules, letter: str, score: float) -> None:
+def test_the_gold_score_by_hand(recipe: SimpleNamespace, letter: str, score: float) -> None:
     assert recipe.world.gold_score(letter, "rose", "harbour") == pytest.approx(score, abs=1e-12)
 
 
-def test_the_grammar_knows_its_own_letters(recipe: Modules) -> None:
+def test_the_grammar_knows_its_own_letters(recipe: SimpleNamespace) -> None:
     world = recipe.world
     rows = world.examples(500, seed=3)
     assert rows == world.examples(500, seed=3)
@@ -77,7 +67,7 @@ def test_the_grammar_knows_its_own_letters(recipe: Modules) -> None:
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
-def test_labels_follow_the_gold_score_with_the_noise(recipe: Modules) -> None:
+def test_labels_follow_the_gold_score_with_the_noise(recipe: SimpleNamespace) -> None:
     noise = recipe.run.NOISE
     letters = [{"prompt": "p", "completion": name, "gold": gold} for name, gold in (("good", noise), ("bad", 0.0))]
     rows = list(recipe.run.labelled(letters, 4000, random.Random(0)))
@@ -92,12 +82,12 @@ def test_labels_follow_the_gold_score_with_the_noise(recipe: Modules) -> None:
 # --- curves and laws --------------------------------------------------------------------------------------------------
 
 
-def curve(recipe: Modules, gold: Any, kl: Any, beta: float | None = 0.0, proxy: Any = None) -> Any:
+def curve(recipe: SimpleNamespace, gold: Any, kl: Any, beta: float | None = 0.0, proxy: Any = None) -> Any:
     points = len(kl)
     return recipe.results.Curve(64, 0, beta, list(range(1, points + 1)), list(kl), proxy or gold, gold)
 
 
-def test_a_curve_finds_its_law_and_its_peak(recipe: Modules) -> None:
+def test_a_curve_finds_its_law_and_its_peak(recipe: SimpleNamespace) -> None:
     kl = np.linspace(0.5, 25, 30)
     d = np.sqrt(kl)
     rewards = [(d * (2 - 0.9 * np.log(d)) + shift).tolist() for shift in (-0.1, 0.1)]
@@ -109,7 +99,7 @@ def test_a_curve_finds_its_law_and_its_peak(recipe: Modules) -> None:
     assert recipe.results.law_peak(one).endswith(f"{math.exp(2 * (2 / 0.9 - 1)):.1f}")
 
 
-def test_a_fall_is_judged_on_other_prompts_than_it_is_chosen_on(recipe: Modules) -> None:
+def test_a_fall_is_judged_on_other_prompts_than_it_is_chosen_on(recipe: SimpleNamespace) -> None:
     # The first prompt's points are chosen on the second's rewards (falls from 1 to 3, best 4), and the other way round.
     gold = [[5.0, 1.0, 0.0, 2.0, 2.0, 2.0], [2.0, 3.0, 1.0, 0.0, 4.0, 1.0]]
     proxy = [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.0, 1.0, 6.0, 6.0, 6.0, 6.0]]
@@ -120,7 +110,7 @@ def test_a_fall_is_judged_on_other_prompts_than_it_is_chosen_on(recipe: Modules)
     assert one.change("gold", "end").tolist() == [2.0 - 2.0, 1.0 - 2.0]
 
 
-def test_a_law_without_a_peak_says_so(recipe: Modules) -> None:
+def test_a_law_without_a_peak_says_so(recipe: SimpleNamespace) -> None:
     d = np.linspace(0.5, 2, 10)
     rising = d * (1 + 0.1 * d)
     assert recipe.results.law_peak(curve(recipe, [rising.tolist()], (d**2).tolist(), None)) == "none (b <= 0)"
@@ -128,14 +118,14 @@ def test_a_law_without_a_peak_says_so(recipe: Modules) -> None:
     assert recipe.results.law_peak(curve(recipe, [far.tolist()], (d**2).tolist(), None)) == "beyond"
 
 
-def test_best_of_n_of_a_proxy_that_is_half_right(recipe: Modules) -> None:
+def test_best_of_n_of_a_proxy_that_is_half_right(recipe: SimpleNamespace) -> None:
     letters = [{"gold": float(number % 8), "64-0": float(number)} for number in range(16)]
     found = recipe.results.best_of_n_curve({"p": letters}, 64, 0, {"64-0": 2.0, "gold": 1.0}, (2, 4))
     assert found.x == [2, 4] and found.kl == pytest.approx([math.log(2) - 0.5, math.log(4) - 0.75])
     assert found.proxy[0] == pytest.approx([(2 * 17 / 3 - 8.5) / 2, (4 * 17 / 5 - 8.5) / 2])  # the best of 1 to 16
 
 
-def test_a_ppo_curve_is_read_from_the_saved_letters(recipe: Modules, tmp_path: Path) -> None:
+def test_a_ppo_curve_is_read_from_the_saved_letters(recipe: SimpleNamespace, tmp_path: Path) -> None:
     window = recipe.results.WINDOW
     for step in range(1, 2 * window + 1):
         parts = {"p": {"proxy": step, "gold": -2.0 * step}, "q": {"proxy": step + 4.0, "gold": 0.0}}
@@ -154,7 +144,7 @@ def test_a_ppo_curve_is_read_from_the_saved_letters(recipe: Modules, tmp_path: P
 # --- the whole of it --------------------------------------------------------------------------------------------------
 
 
-def test_the_published_page_has_the_tables_of_its_data(recipe: Modules) -> None:
+def test_the_published_page_has_the_tables_of_its_data(recipe: SimpleNamespace) -> None:
     folder = ROOT / "docs" / "results"
     found = recipe.results.load(folder / "overoptimisation.json")
     page = (folder / "overoptimisation.md").read_text(encoding="utf-8")

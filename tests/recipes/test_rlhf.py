@@ -3,10 +3,9 @@
 import io
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,29 +15,17 @@ from quatrain.methods.subject import Asking
 from quatrain.recipe_file import load_recipe
 from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_metrics
+from tests.recipes.beside import modules_of
 from tests.runs import train
 
 ROOT = Path(__file__).parent.parent.parent
 RECIPES = ROOT / "recipes" / "rlhf"
 
 
-class Modules(NamedTuple):
-    """The files beside the recipes."""
-
-    shop: Any
-    hh: Any
-    results: Any
-
-
 @pytest.fixture(scope="module")
-def walk() -> Iterator[Modules]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(RECIPES)
-        for name in Modules._fields:
-            sys.modules.pop(name, None)
-        yield Modules(*(__import__(name) for name in Modules._fields))
-        for name in Modules._fields:
-            del sys.modules[name]
+def walk() -> Iterator[SimpleNamespace]:
+    with modules_of("rlhf", "shop", "hh", "results") as found:
+        yield found
 
 
 # --- the shop ---------------------------------------------------------------------------------------------------------
@@ -61,11 +48,11 @@ def walk() -> Iterator[Modules]:
         ("Dear Ruth, " + "Have you seen our new lamps? " * 4, 1.0 - 1.5 - 0.05 * 6),  # 26 words
     ],
 )
-def test_the_gold_score_by_hand(walk: Modules, answer: str, worth: float) -> None:
+def test_the_gold_score_by_hand(walk: SimpleNamespace, answer: str, worth: float) -> None:
     assert walk.shop.gold(answer, "Ruth", "is broken") == pytest.approx(worth, abs=1e-12)
 
 
-def test_letters_and_answers(walk: Modules) -> None:
+def test_letters_and_answers(walk: SimpleNamespace) -> None:
     shop = walk.shop
     train_rows, held_out = ({row["prompt"] for row in shop.prompts(split)} for split in ("train", "held_out"))
     assert not train_rows & held_out and len(train_rows | held_out) == 16 * 16 * 4 and len(held_out) > 100
@@ -77,7 +64,7 @@ def test_letters_and_answers(walk: Modules) -> None:
     assert min(worth) < -2 and max(worth) > 3, "answers of every quality"
 
 
-def test_the_judge_errs_as_the_noise_says(walk: Modules, tmp_path: Path) -> None:
+def test_the_judge_errs_as_the_noise_says(walk: SimpleNamespace, tmp_path: Path) -> None:
     answers = [{"prompt": "p", "completion": name, "reward": worth} for name, worth in (("good", 0.5), ("bad", 0.0))]
     path = tmp_path / "answers.json"
     path.write_text(json.dumps({"sampled": {"answers": answers * 4000}}))
@@ -90,7 +77,7 @@ def test_the_judge_errs_as_the_noise_says(walk: Modules, tmp_path: Path) -> None
 # --- HH-RLHF ----------------------------------------------------------------------------------------------------------
 
 
-def test_short_dialogues_of_one_question(walk: Modules, tmp_path: Path) -> None:
+def test_short_dialogues_of_one_question(walk: SimpleNamespace, tmp_path: Path) -> None:
     def row(asked: str, chosen: str, rejected: str) -> str:
         both = {side: f"\n\nHuman: {asked}\n\nAssistant: {answer}" for side, answer in
                 (("chosen", chosen), ("rejected", rejected))}  # fmt: skip
@@ -125,7 +112,7 @@ SHORT = {
 
 
 def test_the_stages_follow_each_other(
-    walk: Modules, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    walk: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(ROOT)
     walk.shop.save_model(tmp_path / "base")
@@ -158,7 +145,7 @@ def stage(folder: Path, name: str, *overrides: str) -> None:
     train(recipe, Console(io.StringIO(), terminal=False))
 
 
-def test_the_published_page_has_the_tables_of_its_data(walk: Modules) -> None:
+def test_the_published_page_has_the_tables_of_its_data(walk: SimpleNamespace) -> None:
     folder = ROOT / "docs" / "results"
     found = json.loads((folder / "rlhf.json").read_text(encoding="utf-8"))
     page = (folder / "rlhf.md").read_text(encoding="utf-8")
