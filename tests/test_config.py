@@ -159,7 +159,7 @@ def test_a_missing_section_is_named(missing: str) -> None:
         ({"algorithm": {"preset": "ppo", "kl": {"horizon": 25}}}, "algorithm.kl.horizon: got 25, need more than 25.6"),
         ({"algorithm": {"kl": {"horizon": 500}}}, "algorithm.kl.horizon: got 500, need a kl.target"),
         ({"algorithm": {"kl": {"target_per": "sequence"}}}, "algorithm.kl.target_per: got sequence, need a kl.target"),
-        ({"algorithm": {"preset": "ppo", "std_epsilon": 0.1}}, "algorithm.std_epsilon: got 0.1, need 0.0001 with a critic"),
+        ({"algorithm": {"preset": "ppo", "std_epsilon": 0.1}}, "algorithm.std_epsilon: got 0.1, need 0.0001 with a"),
         ({"curriculum": {"retry_after": 5}}, "curriculum.retry_after: got 5, need 0 without skip_right"),
         ({"algorithm": {"kl": {"ema": 0.9, "refresh_every": 2}}}, "algorithm.kl.ema: got 0.9, need null"),
         ({"algorithm": {"preset": "dapo", "kl": {"ema": 0.9}}}, "algorithm.kl.placement: got none"),
