@@ -31,6 +31,7 @@ from quatrain.train.checkpoint import checkpoints
 from quatrain.types import Rollout, Sample, Score
 
 OWN_FILES = ("metrics.jsonl", "events.jsonl", "environment.json", "checkpoints", "rollouts", "evaluations")
+LABEL_FILES = ("pairs.jsonl", "revisions.jsonl", "done.jsonl")
 FREE = ("output", "checkpoint", "log", "evaluation", "held_out", "limit")  # may change between the parts of one run
 MODEL_FILES = ("*.safetensors", "*.bin", "*config.json", "*token*.json", "vocab*", "merges.txt", "*.model", "chat_*")
 BLOCKS, BLOCK_BYTES = 64, 4096  # of a file larger than these together, so much is read to know it again
@@ -63,7 +64,8 @@ def settle_recipe(folder: Path, recipe: AnyRecipe | LabelRecipe) -> list[str]:
     """
     path = folder / "recipe.yaml"
     changed: list[str] = []
-    others = [name for name in OWN_FILES if (folder / name).exists()]
+    own = LABEL_FILES if isinstance(recipe, LabelRecipe) else OWN_FILES
+    others = [name for name in own if (folder / name).exists()]
     if others and not path.is_file():
         raise SettingError("output", str(folder), f"a new folder or a run's (this one has {others[0]} and no "
                            "recipe.yaml)", "set output=ANOTHER_FOLDER")  # fmt: skip

@@ -3,10 +3,10 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -94,7 +94,7 @@ class Judge:
         """One score per rollout; VerifierError when the address refuses."""
         if self._settings.mode == "pairs":
             return await self._rank(rollouts)
-        return await asyncio.gather(*map(self._grade, rollouts))
+        return await together(map(self._grade, rollouts))
 
     async def _grade(self, rollout: Rollout) -> Score:
         if not rollout.text.strip():
@@ -109,7 +109,7 @@ class Judge:
     async def _rank(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Mean result per rollout over its pairs; an error for one with a pair that the judge said nothing about."""
         pairs = paired(len(rollouts), self._settings.opponents)
-        results = await asyncio.gather(*(self._compare(rollouts[one], rollouts[other]) for one, other in pairs))
+        results = await together(self._compare(rollouts[one], rollouts[other]) for one, other in pairs)
         won: list[list[float]] = [[] for _ in rollouts]
         faults = [""] * len(rollouts)
         for (one, other), result in zip(pairs, results, strict=True):
@@ -129,7 +129,7 @@ class Judge:
         async def ask() -> list[float | NoVerdict]:
             texts = rubrics or [self._settings.rubric] * len(pairs)
             asked = (self._compare(*pair, text) for pair, text in zip(pairs, texts, strict=True))
-            return await asyncio.gather(*asked)
+            return await together(asked)
 
         return [math.nan if isinstance(found, NoVerdict) else found for found in asyncio.run(ask())]
 
@@ -140,7 +140,7 @@ class Judge:
         if texts[0] == texts[1] or not all(filled):
             return 0.5 + (filled[0] - filled[1]) / 2
         try:
-            said = await asyncio.gather(self._choose(one, *texts, rubric), self._choose(one, *texts[::-1], rubric))
+            said = await together(self._choose(one, *order, rubric) for order in (texts, texts[::-1]))
         except NoVerdict as error:
             return error
         return {("first", "second"): 1.0, ("second", "first"): 0.0}.get((said[0], said[1]), 0.5)
@@ -182,6 +182,22 @@ class Judge:
     def close(self) -> None:
         """Let running questions end by themselves, and start no other."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def together(work: Iterable[Awaitable[T]]) -> list[T]:
+    """All results; what one raises comes only when every one has ended, so that no other is left behind unseen."""
+
+    async def held(one: Awaitable[T]) -> tuple[T | None, NoVerdict | VerifierError | None]:
+        try:
+            return await one, None
+        except (NoVerdict, VerifierError) as error:
+            return None, error
+
+    ended = await asyncio.gather(*map(held, work))
+    for _, error in ended:
+        if error is not None:
+            raise error
+    return [cast(T, result) for result, _ in ended]
 
 
 def _ranked(results: Sequence[float], fault: str) -> Score:

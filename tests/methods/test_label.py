@@ -198,6 +198,15 @@ def test_a_changed_recipe_is_refused_and_a_refusing_address_stops(tmp_path: Path
     assert isinstance(StandIn(), StandIn)
 
 
+def test_somebody_elses_pairs_are_not_touched(tmp_path: Path) -> None:
+    wanted = recipe(tmp_path)
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "pairs.jsonl").write_text('{"chosen": "a", "rejected": "b"}\n')
+    with pytest.raises(SettingError, match=r"this one has pairs\.jsonl and no"):
+        label(wanted, quiet())
+    assert made(tmp_path) == [{"chosen": "a", "rejected": "b"}]
+
+
 def test_the_recipe_that_is_shipped_is_valid() -> None:
     shipped = load_label_recipe(Path(__file__).parents[2] / "recipes" / "label.yaml", ["limit=2"])
     assert shipped.limit == 2 and shipped.revise and len(shipped.constitution) == 3
