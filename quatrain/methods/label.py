@@ -16,7 +16,7 @@ import torch
 
 from quatrain.config import LabelRecipe, SamplingConfig
 from quatrain.data.prompts import PromptStream
-from quatrain.errors import Interrupted
+from quatrain.errors import Interrupted, QuatrainError
 from quatrain.methods.record import StopRequest
 from quatrain.methods.run_folder import owned, save_recipe, settle_recipe
 from quatrain.models.load import LanguageModel, load_language_model
@@ -93,6 +93,11 @@ def _label_all(run: Labelling, stream: PromptStream, folder: Path) -> None:
         answers = sample(run, batch, recipe.rollout, recipe.rollout.group_size, ANSWERS)
         run.stop.check()
         rows = compared(run, batch, answers)
+        if not rows:
+            raise QuatrainError(
+                f"judge: got no verdict on any pair of {len(batch)} prompts, need a judge that answers; see to it "
+                "(judge.address, judge.model), and run the same command to go on"
+            )
         revised = revisions(run, batch, answers) if recipe.revise else []
         for prompt in batch:  # a prompt is done when its last line is written
             own = [row for row in rows if row["prompt_index"] == prompt.index]

@@ -80,11 +80,25 @@ def test_a_judge_that_goes_by_position_labels_ties(tmp_path: Path) -> None:
 
 def test_pairs_without_a_verdict_are_left_out_and_counted(tmp_path: Path) -> None:
     text = io.StringIO()
-    with stand_in(lambda _: "who knows") as server:
-        label(recipe(tmp_path, server.address, judge={"tries": 1}), Console(text, terminal=False))
-    found = made(tmp_path) if (tmp_path / "labels/pairs.jsonl").exists() else []
-    assert all(row["tie"] or not row["rejected"].strip() for row in found)
-    assert f"{18 - len(found)} no verdict" in text.getvalue()
+    with stand_in(lambda question: longest(question) if "say a:" in part(question, "TASK") else "who knows") as server:
+        wanted = recipe(tmp_path, server.address, judge={"tries": 1}, prompts_per_step=6)
+        label(wanted, Console(text, terminal=False))
+    found = made(tmp_path)
+    others = [row for row in found if row["prompt"] != "say a:"]
+    assert len(found) - len(others) == 3 and all(row["tie"] or not row["rejected"].strip() for row in others)
+    assert f"{18 - len(found)} no verdict" in text.getvalue() and len(made(tmp_path, "done")) == 6
+
+
+def test_a_judge_that_is_away_stops_the_run_which_then_goes_on(tmp_path: Path) -> None:
+    away = [True]
+    with stand_in(lambda question: (503, "away") if away[0] else longest(question)) as server:
+        wanted = recipe(tmp_path, server.address, judge={"tries": 1}, rollout={"max_tokens": 12})
+        with pytest.raises(QuatrainError, match=r"^judge: got no verdict on any pair of 2 prompts"):
+            label(wanted, quiet())
+        assert not (tmp_path / "labels" / "done.jsonl").exists()
+        away[0] = False
+        label(wanted, quiet())
+    assert len(made(tmp_path, "done")) == 6 and len(made(tmp_path)) == 18
 
 
 def test_each_pair_is_judged_by_one_principle_of_the_constitution(tmp_path: Path) -> None:
