@@ -29,7 +29,8 @@ def build_controller(kl: KLConfig) -> KLController:
 def steer(controller: KLController, kl: KLConfig, samples: Sequence[Sample]) -> dict[str, Metric]:
     """One step of the controller on the k1 estimate of KL(policy at sampling || reference); returns kl/....
 
-    Per token it is the mean over the step's trained tokens, per sequence the mean over completions of their sums.
+    Per token it is the mean over the step's trained tokens, per sequence the mean over completions of their sums. A
+    policy that is still the reference, token for token (before its first update, as a critic warms up), steers nothing.
     """
     gaps = [sample.streams["old_logprobs"] - sample.streams["reference_logprobs"] for sample in samples]
     if not gaps:
@@ -39,7 +40,8 @@ def steer(controller: KLController, kl: KLConfig, samples: Sequence[Sample]) -> 
     per_token = float(together.mean())
     per_sequence = float(together.sum()) / completions
     before = controller.coefficient
-    controller.update(per_token if kl.target_per == "token" else per_sequence, completions, per_token)
+    if together.any():
+        controller.update(per_token if kl.target_per == "token" else per_sequence, completions, per_token)
     return {
         "kl/coefficient": Last(before),
         "kl/per_token": Mean(float(together.sum()), len(together)),

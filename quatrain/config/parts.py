@@ -14,6 +14,9 @@ class LoraConfig(Section):
     rank: Positive = 16
     alpha: Annotated[float, Field(gt=0)] = 32.0
     targets: str | list[str] = "all-linear"
+    quantise: Literal["nf4"] | None = Field(
+        None, description="QLoRA: the frozen base in 4 bits (NF4); needs the extra `qlora` (bitsandbytes)"
+    )
     adapter: str | None = Field(None, description="folder of a saved adapter (for instance from SFT) to start from")
 
 
@@ -38,6 +41,13 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = False
     lora: LoraConfig | None = None
     reference: ReferenceConfig = Field(default_factory=ReferenceConfig)
+
+    @model_validator(mode="after")
+    def _quantised(self) -> "ModelConfig":
+        if self.lora is not None and self.lora.quantise is not None and self.dtype == "float64":
+            raise SettingError("model.lora.quantise", self.lora.quantise, "model.dtype float32 or bfloat16",
+                               "change one of them")  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _reference_of_adapters(self) -> "ModelConfig":

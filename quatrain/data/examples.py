@@ -187,6 +187,10 @@ def _cut(answer: Answer, allowed: int) -> Answer:
     return Answer(answer.text, answer.token_ids[:allowed], answer.trained[:allowed])
 
 
+def _longest(example: Example) -> int:
+    return max(len(sample.token_ids) for sample in example.samples)
+
+
 def _distinct(answers: Sequence[Answer]) -> list[int]:
     """The first of every set of equal answers."""
     first: dict[tuple[int, ...], int] = {}
@@ -234,7 +238,7 @@ class ExampleStream:
         self._mixture = Mixture([source.weight for source in sources], sizes, seed)
         self._unusable: dict[tuple[int, int], tuple[str, ...]] = {}  # (source, place): why
         self.counts: Counter[str] = Counter()  # distinct examples met so far
-        self._usable = -1
+        self._usable, self._longest = -1, 0
         self._digest = ""
 
     def take(self, count: int) -> list[Example]:
@@ -255,8 +259,15 @@ class ExampleStream:
         """Usable examples of all sources together; the first call renders every one."""
         if self._usable < 0:
             places = ((source, place) for source, rows in enumerate(self._maker.rows) for place in range(len(rows)))
-            self._usable = sum(self._make(source, place)[0] is not None for source, place in places)
+            sizes = [_longest(one) for one, _ in (self._make(source, place) for source, place in places) if one]
+            self._usable, self._longest = len(sizes), max(sizes, default=0)
         return self._usable
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample among the usable examples; renders every one, like `len`."""
+        len(self)
+        return self._longest
 
     def metrics(self) -> dict[str, Metric]:
         """How many distinct examples so far were cut, tied, ... or left out, and why."""

@@ -74,13 +74,14 @@ def _load(recipe: OfflineRecipe, console: Console, stack: contextlib.ExitStack, 
     stack.enter_context(owned(folder))
     notes = settle_recipe(folder, recipe)
     log = RunLog(folder)
-    plan = forecast(recipe, console)
+    plan = forecast(recipe, console) if recipe.length.max_tokens else None
     console.say(f"loading {recipe.model.path}")
     torch.manual_seed(recipe.seed)  # adapters start from random numbers
     algorithm: OfflineAlgorithm = OFFLINE_ALGORITHMS.get(recipe.algorithm.name, "algorithm.name")(recipe.algorithm)
     check_best_metric(recipe, algorithm)
     lm = open_model(recipe)
     examples, held_out = open_data(recipe, algorithm, lm.tokenizer, lm.max_positions)
+    plan = plan or forecast(recipe, console, examples.longest)  # without a limit only the data say how long rows are
     steps = recipe.train.steps or math.ceil(recipe.train.epochs * len(examples) / recipe.train.examples_per_step)
     config = recipe.train.model_copy(update={"steps": steps})
     learner = Learner(lm, config, 1.0, name=algorithm.role)

@@ -181,9 +181,9 @@ class Record:
         return best_steps(self.folder, own.best_metric, own.keep_best, self.step) if own.keep_best else []
 
 
-def forecast(recipe: AnyRecipe, console: Console) -> dict[str, Any]:
-    """What the planner says of a recipe; warns when it will not fit."""
-    found = predicted(recipe)
+def forecast(recipe: AnyRecipe, console: Console, longest: int | None = None) -> dict[str, Any]:
+    """What the planner says of a recipe, whose longest row has `longest` tokens; warns when it will not fit."""
+    found = predicted(recipe, longest=longest)
     if found["line"]:
         console.warn(found["line"])
     return found

@@ -18,6 +18,7 @@ from torch import nn
 
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
+from quatrain.models.quantise import base_was_quantised, quantise, round_to_nf4
 
 EMBEDDED = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -132,6 +133,8 @@ def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: A
 
             wide = torch.promote_types(dtype, torch.float32)
             module, found = load_module(kind, config.model_copy(update={"path": base}), wide, **options)
+            if base_was_quantised(folder):
+                round_to_nf4(module)
             return merge_adapter(module, folder, found).to(dtype), found
         module, found = kind.from_pretrained(
             folder, dtype=dtype, attn_implementation=config.attention, output_loading_info=True, **options
@@ -152,8 +155,11 @@ def prepare(module: Any, tokenizer: Any, config: ModelConfig, trainable: bool) -
     adapters = config.lora is not None
     dtype, device = DTYPES[config.dtype], pick_device(config.device)
     disable_dropout(module)
-    if adapters:
+    if config.lora is not None:
         from quatrain.models.lora import add_adapters
+
+        if config.lora.quantise is not None:
+            quantise(module, device)
 
         module = add_adapters(module, config)
     elif not trainable:

@@ -33,22 +33,31 @@ class Asked:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def job_from_recipe(recipe: Any, device: Device | None = None, prompt: int | None = None) -> Asked:
-    """The job of a validated recipe on `device` (default: the recipe's, on this machine), `prompt` tokens a prompt.
+def job_from_recipe(
+    recipe: Any, device: Device | None = None, prompt: int | None = None, longest: int | None = None
+) -> Asked:
+    """The job of a validated recipe on `device` (default: the recipe's, on this machine), `prompt` tokens a prompt,
+    `longest` tokens an offline recipe's row.
 
     Raises SettingError for a model whose config is not at hand.
     """
     model, origin = find_model(model_word(recipe.model.path))
     place = device or _device(recipe)
     online = getattr(recipe, "method", "online") == "online"
-    asked = _online(recipe, model, prompt) if online else _offline(recipe, model)
+    asked = _online(recipe, model, prompt) if online else _offline(recipe, model, longest)
     job = Job(
         model=model, device=place, precision=PRECISION[recipe.model.dtype], lora=_lora(recipe),
-        base_bits=BITS[recipe.model.dtype], checkpointing=bool(recipe.model.gradient_checkpointing),
-        attention=_attention(recipe), chunked_head=True, frozen_bytes=_frozen_bytes(recipe.model),
+        base_bits=_base_bits(recipe.model), rest_bytes=4 if recipe.model.dtype == "float32" else 2, double_quant=True,
+        checkpointing=bool(recipe.model.gradient_checkpointing), attention=_attention(recipe), chunked_head=True,
+        frozen_bytes=_frozen_bytes(recipe.model),
         offload_frozen=recipe.model.reference.offload, **asked.extra,
     )  # fmt: skip
     return replace(asked, job=job, notes=(f"{model.name}: {origin}", *asked.notes), extra={})
+
+
+def _base_bits(model: Any) -> Literal[4, 16, 32, 64]:
+    """Of a weight under adapters."""
+    return 4 if model.lora is not None and model.lora.quantise is not None else BITS[model.dtype]
 
 
 def _frozen_bytes(model: Any) -> int:
@@ -129,9 +138,9 @@ def _micro_batch(train: Any, prompt: int, longest: int, group: int, rows: int) -
     return Batch(tokens=fitting * unit, trained=fitting * trained, sequence=unit, passes=-(-units // fitting))
 
 
-def _offline(recipe: Any, model: Architecture) -> Asked:
+def _offline(recipe: Any, model: Architecture, longest: int | None) -> Asked:
     train, name = recipe.train, recipe.algorithm.name
-    longest = recipe.length.max_tokens or min(model.positions, 1 << 20)
+    longest = longest or recipe.length.max_tokens or min(model.positions, 1 << 20)
     paired = name in PAIRS or name == "reward_model"
     unit = longest * (2 if paired and train.builder != "padded" else 1)
     rows = train.examples_per_step * (2 if paired and train.builder == "padded" else 1)

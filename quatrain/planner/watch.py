@@ -19,14 +19,14 @@ from quatrain.planner.hardware import GB
 from quatrain.planner.plan import Plan
 
 
-def predicted(recipe: Any, prompt: int | None = None) -> dict[str, Any]:
+def predicted(recipe: Any, prompt: int | None = None, longest: int | None = None) -> dict[str, Any]:
     """Peak GB of a recipe on its device, by phase; `line` says in one line when it will not fit, else it is None.
 
-    `prompt` is the longest prompt in tokens where it is known. A model whose config is not at hand is no error here:
-    `why` says so and nothing is predicted.
+    `prompt` is the longest prompt in tokens where it is known, `longest` an offline recipe's longest row. A model whose
+    config is not at hand is no error here: `why` says so and nothing is predicted.
     """
     try:
-        asked = job_from_recipe(recipe, prompt=prompt)
+        asked = job_from_recipe(recipe, prompt=prompt, longest=longest)
         plan = Plan(asked.job)
         chosen = [] if plan.fits else [one.change for one in together(asked.job)]
     except SettingError as error:

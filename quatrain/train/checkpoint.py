@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_distribut
 from quatrain.errors import QuatrainError, ResumeError
 from quatrain.models.load import LanguageModel
 from quatrain.models.lora import POLICY, REFERENCE
+from quatrain.models.quantise import note_base
 from quatrain.models.scalar import VALUE_HEAD, value_head_weights
 from quatrain.telemetry.files import replace_text
 from quatrain.train.learner import Learner, Role
@@ -93,6 +94,8 @@ def _write(target: Path, step: int, learner: Learner, state: Mapping[str, Any]) 
 
 def _write_failure(error: BaseException, folder: Path) -> str:
     """What went wrong, in one line. The libraries that write tensors hide a full disk's error number."""
+    failures = getattr(error, "failures", None)  # of the distributed writer: what went wrong, by rank
+    error = next(iter(failures.values()))[0] if failures else error
     number = getattr(error, "errno", None)
     if number is None and ("os error 28" in str(error) or shutil.disk_usage(folder).free < 1 << 16):
         number = errno.ENOSPC
@@ -114,7 +117,10 @@ def save_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None
         body = {name: weight for name, weight in lm.module.state_dict().items() if name not in head}
         lm.module.save_pretrained(folder, state_dict=body if head else None)
     elif adapter == POLICY:
-        lm.module.save_pretrained(folder, selected_adapters=[POLICY])
+        with warnings.catch_warnings():  # it looks for the vocabulary in a folder that holds adapters
+            warnings.filterwarnings("ignore", message="Could not find a config file")
+            lm.module.save_pretrained(folder, selected_adapters=[POLICY])
+        note_base(lm.causal, folder)
         if hasattr(lm.causal, "score"):  # what its heads mean
             save_configuration(lm, folder)
     else:  # PEFT itself would put it one folder deeper

@@ -1,4 +1,8 @@
-"""HH-RLHF (Bai et al. 2022, arXiv:2204.05862) for a CPU: dialogues of one question, short ones, and their questions."""
+"""HH-RLHF (Bai et al. 2022, arXiv:2204.05862) in two parts that share no dialogue.
+
+Dialogues of one question, short enough for a CPU, are for the three stages; the longer conversations are for the scorer
+that judges them at the end.
+"""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +12,7 @@ HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 SIDES = ("chosen", "rejected")
 
 
-def pairs(path: str, characters: int = 200) -> Iterator[dict[str, str]]:
+def pairs(path: str, characters: int = 600) -> Iterator[dict[str, str]]:
     """Rows `prompt`, `chosen`, `rejected` of dialogues with one question, none of them longer than `characters`."""
     return (row for row in _dialogues(path) if all(len(text) <= characters for text in row.values()))
 
@@ -17,6 +21,12 @@ def prompts(path: str, characters: int = 200) -> Iterator[dict[str, str]]:
     """The questions alone, each once, whatever the length of their answers."""
     asked = dict.fromkeys(row["prompt"] for row in _dialogues(path))
     return ({"prompt": question} for question in asked if len(question) <= characters)
+
+
+def conversations(path: str, characters: int = 1000) -> Iterator[dict[str, str]]:
+    """The rows of the file with more than one question, as they are, none of them longer than `characters`."""
+    rows = (json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines())
+    return (row for row in rows if all(row[side].count(HUMAN) > 1 and len(row[side]) <= characters for side in SIDES))
 
 
 def _dialogues(path: str) -> Iterator[dict[str, str]]:

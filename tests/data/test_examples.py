@@ -203,7 +203,8 @@ def test_too_long_rows_can_be_left_out(tmp_path: Path) -> None:
     rows = source(tmp_path, {"prompt": "ab", "completion": "cdef"}, {"prompt": "a", "completion": "b"})
     made = stream(rows, length={"max_tokens": 6, "too_long": "skip"})
     assert [example.index for example in made.take(3)] == [1, 1, 1]
-    assert counts(made) == {"too_long": 1} and len(made) == 1
+    assert counts(made) == {"too_long": 1} and len(made) == 1 and made.longest == 3
+    assert stream(rows).longest == 7
 
 
 def test_a_limit_beyond_the_model(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ EVALUATED = {"evaluation": {"every": 2}}
 CASES: dict[str, dict[str, Any]] = {
     "sft": {**EVALUATED, "train": {"schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1}},
     "sft lora": {"model": LORA, "log": {"tensorboard": True}},
+    "sft qlora": {"model": {"lora": {"rank": 2, "quantise": "nf4"}}},
     "dpo": EVALUATED,
     "dpo lora": {**EVALUATED, "model": LORA, "checkpoint": {"keep_best": 1}},
     "ipo": {},
@@ -41,7 +42,7 @@ CASES: dict[str, dict[str, Any]] = {
     "reward_model": {**EVALUATED, "checkpoint": {"keep_best": 1}},
     "reward_model lora": {"model": LORA},
 }
-GATE = ("sft", "dpo", "dpo lora", "kto lora", "reward_model")  # the others are in the long tier
+GATE = ("sft", "sft qlora", "dpo", "dpo lora", "kto lora", "reward_model")  # the others are in the long tier
 FEWEST_FLUSHES = 30  # every case flushes at least as often
 
 

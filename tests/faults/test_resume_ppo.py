@@ -29,8 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "value head": {"algorithm": {"critic": {"model": "shared"}, "kl": {"refresh_every": 2, "target": None}}},
     "value head on adapters": {"model": {"lora": {"rank": 2}}, "algorithm": {"critic": {"model": "shared"}}},
-    "adapters, steered and normalised": {
-        "model": {"lora": {"rank": 2}},
+    "adapters on 4 bits, steered and normalised": {
+        "model": {"lora": {"rank": 2, "quantise": "nf4"}},
         "algorithm": {"kl": STEERED, "reward": {"normalise": "running", "clip": 2.0}, "truncated": "bootstrap"},
     },
     "steered and normalised": {"algorithm": {"kl": STEERED, "reward": {"normalise": "running"}}},

@@ -167,11 +167,12 @@ def test_a_run_s_folder_is_a_model(tmp_path: Path, model: dict[str, Any]) -> Non
     assert abs(found[0].metrics["kl/reference_k1"]) < 1e-5 and "critic/loss" in found[1].metrics
 
 
+@pytest.mark.parametrize("model", [LORA, {"lora": {"rank": 2, "quantise": "nf4"}}], ids=["lora", "qlora"])
 @pytest.mark.parametrize("name", ["dpo", "reward_model"])
-def test_adapters_are_merged_when_a_run_is_loaded(tmp_path: Path, name: str) -> None:
+def test_adapters_are_merged_when_a_run_is_loaded(tmp_path: Path, name: str, model: dict[str, Any]) -> None:
     """The merged model says what the run's own model said, and export writes the same for transformers."""
     run = tmp_path / "run"
-    wanted = offline_recipe(tmp_path, name, model=LORA)
+    wanted = offline_recipe(tmp_path, name, model=model)
     train(wanted, quiet())
     with open_offline(wanted, quiet(), lambda *_: None) as opened:
         own = opened.record.learner.roles[opened.algorithm.role].lm
@@ -191,6 +192,7 @@ def test_adapters_are_merged_when_a_run_is_loaded(tmp_path: Path, name: str) -> 
         )
 
 
+@pytest.mark.filterwarnings("error:Could not find a config file")
 def test_adapters_on_adapters_know_their_base(tmp_path: Path) -> None:
     """A LoRA run on a LoRA run: the base of the second is the first, merged."""
     train(offline_recipe(tmp_path, "sft", model=LORA, output=str(tmp_path / "one")), quiet())

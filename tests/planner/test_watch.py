@@ -25,6 +25,23 @@ def test_a_run_that_will_not_fit_says_so_in_one_line_with_what_would_help() -> N
     assert "will probably not fit" in line and "this machine's memory has" in line
 
 
+def test_the_longest_row_of_the_data_stands_in_for_a_limit_that_is_not_set() -> None:
+    recipe = validate_recipe({"method": "offline", "model": "smollm2-135m", "data": [{"source": "a.jsonl"}],
+                              "algorithm": "sft", "train": {"tokens_per_micro_batch": 256}})  # fmt: skip
+    unknown, short = predicted(recipe), predicted(recipe, longest=100)
+    assert unknown["per_gpu_gb"] > 2 * short["per_gpu_gb"] and "examples of 100 tokens" in short["notes"][-1]
+
+
+def test_a_base_in_four_bits_takes_less() -> None:
+    def adapters(**settings: object) -> float:
+        lora = {"rank": 8, **settings}
+        recipe = {**RECIPE, "model": {"path": "meta-llama/Llama-2-7b-hf", "device": "cpu", "lora": lora}}
+        return float(predicted(validate_recipe(recipe), prompt=8)["per_gpu_gb"])
+
+    # 6.48e9 weights of linear layers: 4 bytes of float32, or half a byte and a scale of 8.127 bits for every 64
+    assert adapters() - adapters(quantise="nf4") == pytest.approx(6.476e9 * (4 - 0.5 - 8.127 / 512) / 1e9, rel=0.03)
+
+
 def test_a_model_without_a_config_at_hand_is_no_error() -> None:
     forecast = predicted(validate_recipe({**RECIPE, "model": "someone/unknown-model"}))
     assert forecast["line"] is None and forecast["per_gpu_gb"] is None and "someone/unknown-model" in forecast["why"]

@@ -179,6 +179,11 @@ FAILURES = {
         CheckpointException("checkpoint", {0: (RuntimeError("os error 28\nline two"), None)}),  # type: ignore[dict-item]
         "a full disk",
     ),
+    "optimizer, another reason": (
+        "save_distributed",
+        CheckpointException("checkpoint", {0: (FileNotFoundError(errno.ENOENT, "No such file", "state/x"), None)}),  # type: ignore[dict-item]
+        "got [Errno 2] No such file: 'state/x' at",
+    ),
     "flush": ("flush_tree", OSError(errno.EIO, "Input/output error"), "Input/output error"),
 }
 
