@@ -18,7 +18,7 @@ from torch import nn
 
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
-from quatrain.models.quantise import base_was_quantised, quantise, round_to_nf4
+from quatrain.models.quantise import base_was_quantised, linear4bit, quantise, round_to_nf4
 
 EMBEDDED = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -125,6 +125,8 @@ def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: A
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    if config.lora is not None and config.lora.quantise is not None:
+        linear4bit()  # a missing package shows before gigabytes are read
     folder = resolve_model(config.path)
     with _one_line("model.path", config.path):
         base = adapter_base(folder)

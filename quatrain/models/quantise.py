@@ -25,7 +25,7 @@ NF4 = {"quant_type": "nf4", "compress_statistics": True}
 
 def quantise(module: Any, device: torch.device) -> None:
     """Replace every linear layer of `module` but its head by one in NF4 on `device`, frozen, one after another."""
-    kind = _linear4bit()
+    kind = linear4bit()
     for parent, name, layer in _layers(module):
         packed = kind(layer.in_features, layer.out_features, bias=layer.bias is not None, **NF4)
         packed.weight.data = layer.weight.detach().reshape(-1, BLOCK)
@@ -37,7 +37,7 @@ def quantise(module: Any, device: torch.device) -> None:
 
 def round_to_nf4(module: Any) -> None:
     """The linear layers of a dense `module` but its head brought to the numbers that `quantise` keeps of them."""
-    _linear4bit()
+    linear4bit()
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
     for _, _, layer in _layers(module):
@@ -70,7 +70,7 @@ def _layers(module: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
 
 
 @functools.cache
-def _linear4bit() -> Any:
+def linear4bit() -> Any:
     """The layer class. Raises SettingError where bitsandbytes is missing."""
     try:
         import bitsandbytes

@@ -5,11 +5,14 @@ that judges them at the end.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 SIDES = ("chosen", "rejected")
+DECLINES = re.compile(r"\b(?:sorry|can.?t help|cannot help|won.?t|don.?t (?:know|think|want|understand|recommend)"
+                      r"|not (?:sure|able|going to|comfortable)|illegal|shouldn.?t)\b", re.IGNORECASE)  # fmt: skip
 
 
 def pairs(path: str, characters: int = 600) -> Iterator[dict[str, str]]:
@@ -38,3 +41,8 @@ def _dialogues(path: str) -> Iterator[dict[str, str]]:
             found = {"prompt": question.removeprefix(HUMAN), "chosen": chosen, "rejected": rejected}
             if all(text.strip() for text in found.values()):
                 yield {name: text.strip() for name, text in found.items()}
+
+
+def declines(completion: str) -> float:
+    """1 for an answer with a word of refusal, doubt or regret, else 0: a surface that shows where answers went."""
+    return float(DECLINES.search(completion) is not None)

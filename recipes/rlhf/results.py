@@ -18,7 +18,7 @@ import quatrain
 from quatrain.methods.evaluate import interval
 
 LAST = 5  # steps whose completions say how far the policy is from where it began
-MEASURES = {"preference": "the reward model", "gold": "the gold score"}  # parts of the rubric of ppo.yaml
+MEASURES = {"preference": "the reward model", "gold": "the gold score", "declines": "words of refusal"}
 CURVES = {"preference": "reward/preference", "gold": "reward/gold", "kl": "kl/per_sequence"}
 TITLES = {"preference": "reward model (deviations)", "gold": "gold score", "kl": "KL to the SFT model (nats an answer)"}
 COLOURS = {"preference": "#4c6ef5", "gold": "#c98a00", "kl": "#1a7f5a"}
@@ -38,10 +38,11 @@ def collect(folder: Path) -> dict[str, Any]:
     ppo = quatrain.load_run(folder / "ppo")
     saved = json.loads((folder / "compared.json").read_text(encoding="utf-8"))
     compared, curves = saved["comparison"]["sampled"]["measures"], ppo.metrics
-    names = [name for name in MEASURES if CURVES[name] in curves]
+    measured = {name: f"part {name}" for name in MEASURES if f"part {name}" in compared} or {"preference": "reward"}
     first, second = (saved[side]["sampled"]["answers"] for side in ("against", "target"))
     return {
-        "measures": {name: compared[f"part {name}" if len(names) > 1 else "reward"] for name in names},
+        "measures": {name: compared[key] for name, key in measured.items()},
+        "completions": len(first),
         "length": {side: compared["length"][side]["value"] for side in ("against", "target")},
         "kl": kl_per_sequence(ppo),
         "curves": {name: curves[metric].tolist() for name, metric in CURVES.items() if metric in curves},
@@ -75,8 +76,8 @@ def win_rates(found: dict[str, Any]) -> str:
     lengths = " and ".join(f"{found['length'][side]:.1f}" for side in ("against", "target"))
     lines += [
         "",
-        f"{one['target']['prompts']} held-out prompts, one answer each, 95 % intervals over prompts; mean length "
-        f"{lengths} tokens.",
+        f"{one['target']['prompts']} held-out prompts, {found['completions']} answers of each model, 95 % "
+        f"intervals over prompts; mean length {lengths} tokens.",
         f"KL to the SFT model: {spread(found['kl'], '.2f')} nats per answer, over the answers of the last "
         f"{found['kl']['steps']} steps.",
     ]

@@ -173,7 +173,7 @@ def test_without_bitsandbytes_it_is_one_line(folder: Path, monkeypatch: pytest.M
             raise ImportError(name)
         return imported(name, *rest, **options)
 
-    quantise._linear4bit.cache_clear()
+    quantise.linear4bit.cache_clear()
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(SettingError, match=r"^model\.lora\.quantise: got nf4, need the package bitsandbytes; run `pip"):
         load(folder)

@@ -84,15 +84,32 @@ def test_short_dialogues_of_one_question(walk: SimpleNamespace, tmp_path: Path) 
         return json.dumps(both) + "\n"
 
     path = tmp_path / "pairs.jsonl"
-    path.write_text(row("How?", "So.", "No.") + row("How?", "Thus.", "x" * 201) + row("y" * 201, "a", "b")
+    path.write_text(row("How?", "So.", "No.") + row("How?", "Thus.", "x" * 601) + row("y" * 601, "a", "b")
                     + row("Two?", "a\n\nHuman: More?\n\nAssistant: b", "c") + row("Empty?", "", "b"))  # fmt: skip
     assert list(walk.hh.pairs(str(path))) == [{"prompt": "How?", "chosen": "So.", "rejected": "No."}]
     assert list(walk.hh.prompts(str(path))) == [{"prompt": "How?"}]
 
 
+def test_longer_conversations_share_no_dialogue_with_them(walk: SimpleNamespace, tmp_path: Path) -> None:
+    asked = "\n\nHuman: How?\n\nAssistant: So."
+    more = {side: f"{asked}\n\nHuman: Why?\n\nAssistant: {side}" for side in walk.hh.SIDES}
+    long = {side: text + "x" * 1000 for side, text in more.items()}
+    rows = [dict.fromkeys(walk.hh.SIDES, asked), more, long, {**more, "rejected": asked}]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(walk.hh.conversations(str(path))) == [more] and more not in walk.hh.pairs(str(path))
+
+
+def test_words_of_refusal(walk: SimpleNamespace) -> None:
+    says = {"I\u2019m sorry, no.": 1, "I don't know that.": 1, "I'm not sure": 1, "Take the notable one.": 0, "": 0}
+    assert {text: walk.hh.declines(text) for text in says} == says
+
+
 def test_the_recipes_of_real_data_are_whole() -> None:
     rewards = load_recipe(RECIPES / "hh-ppo.yaml").model_dump()["verifiers"]["default"]
     assert rewards["preference"]["path"] == load_recipe(RECIPES / "hh-reward.yaml").output
+    assert rewards["gold"]["path"] == load_recipe(RECIPES / "hh-gold.yaml").output
+    assert {name for name, part in rewards.items() if part["weight"]} == {"preference"}
     assert load_recipe(RECIPES / "hh-ppo.yaml").model.path == load_recipe(RECIPES / "hh-sft.yaml").output
 
 
