@@ -20,7 +20,7 @@ ROWS = [
     ["sandbox", "models", "parallel", "planner"],
     ["batch", "telemetry"],
     ["ops"],
-    ["types", "errors", "config", "recipe_file", "registry"],
+    ["types", "errors", "config", "folders", "recipe_file", "registry"],
 ]
 ROW_OF = {room: index for index, row in enumerate(ROWS) for room in row}
 BOTTOM = len(ROWS) - 1

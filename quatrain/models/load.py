@@ -3,7 +3,6 @@
 import contextlib
 import importlib.metadata
 import io
-import json
 import os
 import shutil
 import tempfile
@@ -18,6 +17,7 @@ from torch import nn
 
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
+from quatrain.folders import adapter_base, is_run, trained_in
 from quatrain.models.quantise import base_was_quantised, linear4bit, quantise, round_to_nf4
 
 EMBEDDED = "smollm2-135m"
@@ -144,14 +144,6 @@ def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: A
     return module, found
 
 
-def adapter_base(folder: str) -> str | None:
-    """The path of the model that the adapters in `folder` belong to; None for whole weights and for a hub id."""
-    path = Path(folder) / "adapter_config.json"
-    if not path.is_file():
-        return None
-    return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
-
-
 def prepare(module: Any, tokenizer: Any, config: ModelConfig, trainable: bool) -> LanguageModel:
     """The loaded module with adapters and on the device as `config` says."""
     adapters = config.lora is not None
@@ -224,23 +216,13 @@ def resolve_model(path: str) -> str:
     if path == EMBEDDED:
         return str(embedded_model())
     folder = Path(path).expanduser()
-    if (folder / "recipe.yaml").is_file():
-        return str(_trained(folder))
+    if is_run(folder):
+        return str(trained_in(folder))
     if folder.is_dir() and not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise SettingError("model.path", path, "a folder with config.json", "give the folder that holds the model")
     if not folder.exists() and (path.startswith((".", "/", "~")) or path.count("/") > 1):
         raise SettingError("model.path", path, "an existing folder", "check the path")
     return str(folder) if folder.is_dir() else path
-
-
-def _trained(run: Path) -> Path:
-    """What a run trained, at its last checkpoint; absolute, because adapters note where their base lies."""
-    parts = [step / part for step in sorted(run.absolute().glob("checkpoints/step-*"), reverse=True)
-             for part in ("policy", "reward")]  # fmt: skip
-    found = next((part for part in parts if part.is_dir()), None)
-    if found is None:
-        raise SettingError("model.path", str(run), "a run with a checkpoint", "train it first, or give another model")
-    return found
 
 
 def cache_folder() -> Path:

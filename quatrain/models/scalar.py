@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from quatrain.batch import TrainBatch, build, split_by_tokens
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
+from quatrain.folders import adapter_base
 from quatrain.models.forward import predicting_hidden, scalar_head
 from quatrain.models.load import (
     DTYPES,
     LanguageModel,
-    adapter_base,
     end_tokens,
     load_module,
     load_tokenizer,

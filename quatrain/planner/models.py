@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quatrain.errors import SettingError, nearest
+from quatrain.folders import adapter_base, is_run, trained_in
 from quatrain.planner.architecture import Architecture, load_architecture, read_architecture
 from quatrain.planner.known_models import configs
 
@@ -22,6 +23,9 @@ def find_model(word: str) -> tuple[Architecture, str]:
     Raises SettingError for a word that means nothing here.
     """
     path = Path(word).expanduser()
+    path = trained_in(path) if is_run(path) else path
+    if (base := adapter_base(path)) is not None:
+        return find_model(base)
     if path.exists():
         return load_architecture(path), f"read from {path}"
     cached = cached_config(word)

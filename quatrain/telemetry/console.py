@@ -129,7 +129,7 @@ class Console:
         return max(2 * len(str(self._total_steps)) + 1, 4)
 
     def _where(self) -> str:
-        return f"step {self._step}/{self._total_steps}: " if self._total_steps else ""
+        return f"step {min(self._step, self._total_steps)}/{self._total_steps}: " if self._total_steps else ""
 
     def _print(self, content: Any, style: str | None = None) -> None:
         self._rich.print(content, style=style, soft_wrap=isinstance(content, str))

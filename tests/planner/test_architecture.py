@@ -111,6 +111,23 @@ def test_what_a_word_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert cached_config("../..") is None
 
 
+def test_the_folder_of_a_run_means_what_it_trained(tmp_path: Path) -> None:
+    run, base = tmp_path / "run", tmp_path / "base"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "recipe.yaml").touch()
+    with pytest.raises(SettingError, match="need a run with a checkpoint"):
+        find_model(str(run))
+    for step, part, file, content in (("step-000001", "policy", "config.json", configs()["gpt2"]),
+                                      ("step-000002", "reward", "adapter_config.json",
+                                       {"base_model_name_or_path": str(base)})):  # fmt: skip
+        (run / "checkpoints" / step / part).mkdir(parents=True)
+        (run / "checkpoints" / step / part / file).write_text(json.dumps(content), encoding="utf-8")
+        base.mkdir(exist_ok=True)
+        (base / "config.json").write_text(json.dumps(configs()["Qwen3-0.6B"]), encoding="utf-8")
+        expected = "gpt2" if step == "step-000001" else "qwen3"
+        assert find_model(str(run))[0].family == expected
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

@@ -87,6 +87,14 @@ def test_a_long_phase_gives_a_sign_of_life(plain: Console, stream: io.StringIO, 
     ]
 
 
+def test_the_evaluation_after_the_last_step_belongs_to_it(plain: Console, stream: io.StringIO, clock: Clock) -> None:
+    plain.start(total_steps=2, first_step=2)
+    plain.step(2, {})
+    clock.now = 1000
+    plain.phase("evaluating", 1, 3)
+    assert stream.getvalue().splitlines()[-1] == "step 2/2: evaluating 1/3"
+
+
 def test_many_short_phases_stay_silent_only_so_long(plain: Console, stream: io.StringIO, clock: Clock) -> None:
     for index in range(8):
         plain.phase(("sampling", "scoring")[index % 2], 1, 2)

@@ -1,0 +1,29 @@
+"""What lies in the folders that a `path` of a recipe may name: a model, adapters on one, or a run that trained one."""
+
+import json
+from pathlib import Path
+
+from quatrain.errors import SettingError
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run keeps itself there."""
+    return (folder / "recipe.yaml").is_file()
+
+
+def trained_in(run: Path) -> Path:
+    """What a run trained, at its last checkpoint; absolute, because adapters note where their base lies."""
+    parts = [step / part for step in sorted(run.absolute().glob("checkpoints/step-*"), reverse=True)
+             for part in ("policy", "reward")]  # fmt: skip
+    found = next((part for part in parts if part.is_dir()), None)
+    if found is None:
+        raise SettingError("model.path", str(run), "a run with a checkpoint", "train it first, or give another model")
+    return found
+
+
+def adapter_base(folder: str | Path) -> str | None:
+    """The path of the model that the adapters in `folder` belong to; None for whole weights and for a hub id."""
+    path = Path(folder) / "adapter_config.json"
+    if not path.is_file():
+        return None
+    return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
