@@ -29,6 +29,7 @@ from quatrain.methods.run import eval_sampling
 from quatrain.methods.run_folder import read_recipe
 from quatrain.methods.subject import Asking, Modes, Step, ask, chosen_step, load_subject, settle, with_model_of
 from quatrain.models.load import load_language_model
+from quatrain.models.quantise import NOTE
 from quatrain.models.scalar import load_scalar_model
 from quatrain.telemetry.console import Console
 from quatrain.train.checkpoint import checkpoint_path, checkpoints
@@ -166,5 +167,7 @@ def export_run(run: Path, to: Path, *, merge: bool, step: Step = None) -> None:
         lm.module.save_pretrained(to)
         lm.tokenizer.save_pretrained(to)
     kind = "adapter" if recipe.model.lora is not None and not merge else "reward model" if scalar else "model"
-    print(f"{kind} of {run} written to {to}; load it with transformers"
-          + (f" (base model: {recipe.model.path})" if kind == "adapter" else ""))  # fmt: skip
+    told = f" (base model: {recipe.model.path})" if kind == "adapter" else ""
+    if kind == "adapter" and (folder / NOTE).is_file():
+        told = f" (base model: {recipe.model.path}, in 4 bits as in training; --merge writes a model that needs none)"
+    print(f"{kind} of {run} written to {to}; load it with transformers{told}")

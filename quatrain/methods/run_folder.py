@@ -105,7 +105,7 @@ def read_recipe(folder: Path) -> AnyRecipe:
 
 def environment() -> dict[str, Any]:
     """What the numbers may depend on besides the recipe."""
-    packages = ("quatrain", "torch", "transformers", "tokenizers", "peft", "numpy")
+    packages = ("quatrain", "torch", "transformers", "tokenizers", "peft", "bitsandbytes", "numpy")
     versions = {}
     for name in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

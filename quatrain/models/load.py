@@ -18,7 +18,7 @@ from torch import nn
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
 from quatrain.folders import adapter_base, is_run, trained_in
-from quatrain.models.quantise import base_was_quantised, linear4bit, quantise, round_to_nf4
+from quatrain.models.quantise import linear4bit, quantise, quantised_base, round_to_nf4, with_own_adapter
 
 EMBEDDED = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -89,6 +89,7 @@ def load_language_model(config: ModelConfig, *, trainable: bool = True) -> Langu
     """
     from transformers import AutoModelForCausalLM
 
+    config = settled(config)
     dtype = DTYPES[config.dtype]
     stored = torch.float32 if dtype is torch.bfloat16 and config.lora is None else dtype
     module, _ = load_module(AutoModelForCausalLM, config, stored)
@@ -117,6 +118,14 @@ def load_reference(config: ModelConfig) -> LanguageModel:
     return replace(lm, device=pick_device(config.device), offloaded=own.offload)
 
 
+def settled(config: ModelConfig) -> ModelConfig:
+    """`config` as it is loaded over a base in 4 bits; a missing package shows here, before gigabytes are read."""
+    if config.lora is not None and config.lora.quantise is not None:
+        linear4bit()
+    with _one_line("model.path", config.path):
+        return with_own_adapter(config, resolve_model(config.path))
+
+
 def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:
     """A transformers module of an auto class `kind` with weights in `dtype`, and which weights were not found.
 
@@ -125,8 +134,6 @@ def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: A
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if config.lora is not None and config.lora.quantise is not None:
-        linear4bit()  # a missing package shows before gigabytes are read
     folder = resolve_model(config.path)
     with _one_line("model.path", config.path):
         base = adapter_base(folder)
@@ -135,8 +142,8 @@ def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: A
 
             wide = torch.promote_types(dtype, torch.float32)
             module, found = load_module(kind, config.model_copy(update={"path": base}), wide, **options)
-            if base_was_quantised(folder):
-                round_to_nf4(module)
+            packed = quantised_base(folder)
+            module = module if packed is None else round_to_nf4(module, packed).to(wide)
             return merge_adapter(module, folder, found).to(dtype), found
         module, found = kind.from_pretrained(
             folder, dtype=dtype, attn_implementation=config.attention, output_loading_info=True, **options
@@ -201,6 +208,8 @@ def _one_line(setting: str, value: str) -> Iterator[None]:
     """A missing folder, an unknown id, an unsupported model type or torn weights, said in one line."""
     try:
         yield
+    except SettingError:
+        raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise SettingError(

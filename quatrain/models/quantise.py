@@ -15,18 +15,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
+from quatrain.folders import adapter_base
 
-NOTE = "quantised_base.json"  # beside an adapter that was trained on a base in 4 bits: which
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on import it misses a package that only its product uses
+NOTE = "quantised_base_config.json"  # beside an adapter whose base was in 4 bits: how, and of weights in which dtype
 BLOCK = 64
 NF4 = {"quant_type": "nf4", "compress_statistics": True}
+USUAL_SHARE = 0.5  # of a model's weights that are packed at least, or a warning says so
+_LOG = logging.getLogger("quatrain")
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # on import it misses a package that only its product uses
 
 
 def quantise(module: Any, device: torch.device) -> None:
-    """Replace every linear layer of `module` but its head by one in NF4 on `device`, frozen, one after another."""
-    kind = linear4bit()
-    for parent, name, layer in _layers(module):
+    """Replace every linear layer of `module` but its head by one in NF4 on `device`, frozen, one after another.
+
+    Raises SettingError where there is none; says so where little of the model is in them.
+    """
+    kind, layers, total = linear4bit(), _layers(module), sum(weight.numel() for weight in module.parameters())
+    packed_share = sum(layer.weight.numel() for _, _, layer in layers) / total
+    if not layers:
+        raise SettingError("model.lora.quantise", "nf4", "a model with linear layers",
+                           f"{type(module).__name__} has none of the usual kind; leave the setting out")  # fmt: skip
+    if packed_share < USUAL_SHARE:
+        _LOG.warning("model.lora.quantise: %.0f %% of the weights are in linear layers and packed; experts, embeddings "
+                     "and the head stay as they are", 100 * packed_share)  # fmt: skip
+    module.quantised_base = {**NF4, "dtype": str(layers[0][2].weight.dtype).removeprefix("torch.")}
+    while layers:
+        parent, name, layer = layers.pop()
         packed = kind(layer.in_features, layer.out_features, bias=layer.bias is not None, **NF4)
         packed.weight.data = layer.weight.detach().reshape(-1, BLOCK)
         if layer.bias is not None:
@@ -35,37 +51,70 @@ def quantise(module: Any, device: torch.device) -> None:
     module.is_loaded_in_4bit = True  # what PEFT looks for
 
 
-def round_to_nf4(module: Any) -> None:
-    """The linear layers of a dense `module` but its head brought to the numbers that `quantise` keeps of them."""
+def round_to_nf4(module: Any, dtype: torch.dtype) -> Any:
+    """A dense `module` with the numbers that `quantise` keeps of it when its weights are in `dtype`."""
     linear4bit()
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
+    module = module.to(dtype)
     for _, _, layer in _layers(module):
         packed, state = quantize_4bit(layer.weight.detach().reshape(-1, BLOCK), **NF4)
         layer.weight.data = dequantize_4bit(packed, state).view_as(layer.weight)
+    return module
 
 
 def note_base(module: Any, folder: Path) -> None:
     """Say beside an adapter that its base was in 4 bits, so that it is merged into the numbers it was trained on."""
-    if getattr(module, "is_loaded_in_4bit", False):
-        (folder / NOTE).write_text(json.dumps(NF4), encoding="utf-8")
+    if (base := getattr(module, "quantised_base", None)) is not None:
+        (folder / NOTE).write_text(json.dumps(base), encoding="utf-8")
 
 
-def base_was_quantised(folder: str) -> bool:
-    """Whether `note_base` left its word in a folder of adapters. Raises ValueError for another quantisation."""
+def quantised_base(folder: str) -> torch.dtype | None:
+    """The dtype of the weights that were packed under a folder's adapters; None where they were not.
+
+    Raises ValueError for a note that is torn or of another quantisation.
+    """
     file = Path(folder) / NOTE
     if not file.is_file():
-        return False
-    if json.loads(file.read_text(encoding="utf-8")) != NF4:
-        raise ValueError(f"{file}: need {NF4}")
-    return True
+        return None
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    try:
+        noted = json.loads(file.read_text(encoding="utf-8"))
+        dtype = dtypes[noted.pop("dtype")]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"{file} cannot be read ({error})") from error
+    if noted != NF4:
+        raise ValueError(f"{file} is of another quantisation than {NF4}")
+    return dtype
+
+
+def with_own_adapter(config: ModelConfig, folder: str) -> ModelConfig:
+    """`config`, but a run in `folder` that was trained on a packed base goes on with its own adapter on that base.
+
+    Packing the merged weights again would round the adapter away. Raises SettingError where that cannot be helped.
+    """
+    lora = config.lora
+    if lora is None or lora.quantise is None:
+        if lora is not None and lora.adapter is not None and quantised_base(lora.adapter) is not None:
+            raise SettingError("model.lora.quantise", None, "nf4, on which the adapter was trained", "set it")
+        return config
+    below = [folder]
+    while (base := adapter_base(below[-1])) is not None:
+        below.append(base)
+    packed = [quantised_base(each) is not None for each in below]
+    if any(packed[1:]) or (packed[0] and lora.adapter is not None):
+        raise SettingError("model.lora.quantise", "nf4", "a model that was not trained on a base in 4 bits before",
+                           "packing its merged weights again would round the adapters away; leave it out")  # fmt: skip
+    if not packed[0]:
+        return config
+    return config.model_copy(update={"path": below[1], "lora": lora.model_copy(update={"adapter": folder})})
 
 
 def _layers(module: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Parent, name and layer of every linear layer of whole blocks but the output embedding and the score head."""
+    """Parent, name and layer of every plain linear layer of whole blocks but output embedding and score head."""
     kept = {id(module.get_output_embeddings()), id(getattr(module, "score", None))}
     linear = [(parent, name, layer) for parent in module.modules() for name, layer in parent.named_children()
-              if isinstance(layer, nn.Linear)]  # fmt: skip
+              if type(layer) is nn.Linear]  # fmt: skip
     return [found for found in linear if id(found[2]) not in kept and found[2].weight.numel() % BLOCK == 0]
 
 
@@ -77,7 +126,7 @@ def linear4bit() -> Any:
         from bitsandbytes.functional import dequantize_4bit
     except ImportError as error:
         raise SettingError("model.lora.quantise", "nf4", "the package bitsandbytes",
-                           "run `pip install 'quatrain[qlora]'`, or leave the setting out") from error  # fmt: skip
+                           "run `pip install 'quatrain[qlora]'`") from error  # fmt: skip
 
     def unpacked(weight: Any, width: int, dtype: torch.dtype) -> Tensor:
         return dequantize_4bit(weight.data, weight.quant_state).view(-1, width).to(dtype)

@@ -28,6 +28,7 @@ from quatrain.models.load import (
     load_tokenizer,
     prepare,
     resolve_model,
+    settled,
 )
 from quatrain.types import Sample
 
@@ -120,6 +121,7 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
+    config = settled(config)
     dtype = DTYPES[config.dtype]
     trained = trainable and config.lora is None
     adapter = config.lora.adapter if config.lora is not None else None
@@ -223,6 +225,8 @@ def _draw_head(lm: LanguageModel, seed: int) -> None:
 def save_scalar_model(lm: LanguageModel, folder: Path) -> None:
     """A folder that `AutoModelForSequenceClassification.from_pretrained` reads; adapters are merged in float32."""
     module = lm.module
+    if getattr(lm.causal, "quantised_base", None) is not None:
+        raise ValueError("save_scalar_model: got a base in 4 bits, need a run's folder; export it with --merge")
     if hasattr(module, "peft_config"):
         module = copy.deepcopy(module)
         module = module.to(torch.promote_types(lm.causal.dtype, torch.float32)).merge_and_unload()

@@ -48,6 +48,7 @@ def job_from_recipe(
     job = Job(
         model=model, device=place, precision=PRECISION[recipe.model.dtype], lora=_lora(recipe),
         base_bits=_base_bits(recipe.model), rest_bytes=4 if recipe.model.dtype == "float32" else 2, double_quant=True,
+        packs_experts=False,
         checkpointing=bool(recipe.model.gradient_checkpointing), attention=_attention(recipe), chunked_head=True,
         frozen_bytes=_frozen_bytes(recipe.model),
         offload_frozen=recipe.model.reference.offload, **asked.extra,

@@ -102,6 +102,7 @@ class Job:
     base_bits: Literal[4, 16, 32, 64] = 16  # of a frozen base
     rest_bytes: int = 2  # of what a 4-bit base leaves unpacked (PEFT's kbit preparation makes it float32: 4)
     double_quant: bool = False
+    packs_experts: bool = True  # of a 4-bit base; fused experts are no linear layers, and some leave them as they are
     sharding: Literal[0, 1, 2, 3] = 0
     sharding_unit: Literal["block", "model"] = "block"  # what stage 3 gathers at a time
     expert_parallel: int = 1

@@ -73,10 +73,13 @@ def _phase(name: str, still: Components, host: Components, **adds: float) -> Pha
 
 
 def _load(job: Job) -> Phase:
-    """Weights alone; the host holds one model as it is read from disk."""
+    """Weights alone; the host holds one model as it is read from disk, which on a CPU is where it is packed too."""
     weights = {name: value for name, value in resident(job)[0].items() if not name.endswith("moments")}
-    width = job.bytes.weights if job.lora is None else max(job.base_bits, 16) // 8
-    return Phase("load", weights, {"weights": float(job.model.parameters * width)})
+    frozen_width = job.rest_bytes if job.base_bits == 4 else job.base_bits // 8
+    read = float(job.model.parameters * (job.bytes.weights if job.lora is None else frozen_width))
+    if job.base_bits == 4 and job.device.name == "cpu":
+        weights["weights before packing"] = max(read - weights["weights"], 0.0)
+    return Phase("load", weights, {"weights": read})
 
 
 def checkpoint_bytes(job: Job) -> float:

@@ -37,8 +37,9 @@ def base_bytes(job: Job, model: Architecture) -> float:
     """
     if job.base_bits != 4:
         return shard(job, model, job.base_bits / 8, 3)
+    roles = ("attention", "mlp", "expert") if job.packs_experts else ("attention", "mlp")
     packed = sum(weight.d_in * weight.d_out * weight.count for weight in model.weights if weight.blocks
-                 and weight.role in ("attention", "mlp", "expert"))  # fmt: skip
+                 and weight.role in roles)  # fmt: skip
     per = 0.5 + (NF4_DOUBLE_BITS / 8 if job.double_quant else 4 / NF4_BLOCK)
     bytes_ = packed * per + (model.parameters - packed) * job.rest_bytes
     return bytes_ / (job.devices if job.sharding == 3 else job.tensor_parallel)

@@ -120,7 +120,6 @@ def save_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None
         with warnings.catch_warnings():  # it looks for the vocabulary in a folder that holds adapters
             warnings.filterwarnings("ignore", message="Could not find a config file")
             lm.module.save_pretrained(folder, selected_adapters=[POLICY])
-        note_base(lm.causal, folder)
         if hasattr(lm.causal, "score"):  # what its heads mean
             save_configuration(lm, folder)
     else:  # PEFT itself would put it one folder deeper
@@ -129,6 +128,7 @@ def save_weights(lm: LanguageModel, folder: Path, adapter: str = POLICY) -> None
         lm.module.peft_config[adapter].save_pretrained(folder)
         save_file(get_peft_model_state_dict(lm.module, adapter_name=adapter), folder / "adapter_model.safetensors")
     lm.tokenizer.save_pretrained(folder)
+    note_base(lm.causal, folder)
     if head and adapter == POLICY:
         save_file(head, folder / VALUE_HEAD)
 

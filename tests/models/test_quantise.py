@@ -11,9 +11,10 @@ from torch import nn
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
 from quatrain.models import quantise
+from quatrain.models.forward import reference_model
 from quatrain.models.load import LanguageModel, load_language_model
 from quatrain.models.lora import POLICY
-from quatrain.models.scalar import attribute_scores, load_scalar_model
+from quatrain.models.scalar import attribute_scores, load_scalar_model, save_scalar_model
 from quatrain.train.checkpoint import load_weights, save_weights
 from tests.tiny import save_tiny
 
@@ -37,9 +38,7 @@ def load(folder: Path, **changes: Any) -> LanguageModel:
 
 def rounded(folder: Path) -> Any:
     """The dense model whose linear layers have the values of NF4."""
-    module = load_language_model(config(folder, lora=None)).module
-    quantise.round_to_nf4(module)
-    return module
+    return quantise.round_to_nf4(load_language_model(config(folder, lora=None)).module, torch.float32)
 
 
 def logits(module: Any) -> torch.Tensor:
@@ -151,9 +150,84 @@ def test_a_saved_adapter_is_read_back_bit_for_bit(folder: Path, tmp_path: Path) 
 
 def test_another_quantisation_beside_an_adapter_is_one_line(folder: Path, tmp_path: Path) -> None:
     save_weights(load(folder), tmp_path)
-    (tmp_path / quantise.NOTE).write_text('{"quant_type": "fp4"}')
-    with pytest.raises(SettingError, match="nf4"):
-        load_language_model(config(tmp_path, lora=None))
+    for noted, words in (('{"quant_type": "fp4", "dtype": "float32"}', "of another quantisation than"),
+                         ('{"quant_type"', "cannot be read")):  # fmt: skip
+        (tmp_path / quantise.NOTE).write_text(noted)
+        with pytest.raises(SettingError, match=words):
+            load_language_model(config(tmp_path, lora=None))
+
+
+def test_a_base_that_was_stored_in_bfloat16_is_rounded_as_it_was(folder: Path, tmp_path: Path) -> None:
+    """float32 weights and the same weights in bfloat16 are packed into different numbers here and there."""
+    lm = load(folder, dtype="bfloat16")
+    save_weights(lm, tmp_path)
+    merged = load_language_model(config(tmp_path, lora=None)).module
+    layer = lm.causal.model.layers[0].mlp.up_proj.base_layer
+    kept = layer.forward(torch.eye(layer.in_features, dtype=torch.bfloat16)).T.float()
+    assert torch.equal(merged.model.layers[0].mlp.up_proj.weight, kept)
+    wide = load_language_model(config(tmp_path, lora=None, dtype="float64")).module
+    assert torch.equal(wide.model.layers[0].mlp.up_proj.weight.float(), kept)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_second_stage_goes_on_with_the_first_one_s_adapter(folder: Path, tmp_path: Path, dtype: str) -> None:
+    """Packed again, the merged weights would be those without it."""
+    lm = load(folder, dtype=dtype)
+    learn(lm)
+    save_weights(lm, tmp_path / "one")
+    later = load(tmp_path / "one", dtype=dtype)
+    assert torch.equal(logits(later.module), logits(lm.module))
+    expected = logits(lm.module)
+    learn(later)
+    assert (logits(later.module) - expected).abs().max() > 1e-3
+    with reference_model(later, None) as reference:
+        assert torch.equal(logits(reference.module), expected)
+    save_weights(later, tmp_path / "two")
+    merged = load_language_model(config(tmp_path / "two", lora=None)).module
+    if dtype == "float32":
+        torch.testing.assert_close(logits(merged), logits(later.module), rtol=1e-4, atol=1e-5)
+
+
+def test_merged_weights_are_not_packed_again(folder: Path, tmp_path: Path) -> None:
+    save_weights(load(folder), tmp_path / "one")
+    save_weights(load(tmp_path / "one", lora={"rank": 2}), tmp_path / "two")  # plain adapters on the merged model
+    for path, lora in ((tmp_path / "two", {}), (tmp_path / "one", {"adapter": str(tmp_path / "one")})):
+        with pytest.raises(SettingError, match="need a model that was not trained on a base in 4 bits before; packing"):
+            load(path, lora={"rank": 2, "quantise": "nf4", **lora})
+
+
+def test_an_adapter_stays_on_the_base_it_was_trained_on(folder: Path, tmp_path: Path) -> None:
+    lm = load(folder)
+    learn(lm)
+    save_weights(lm, tmp_path)
+    again = load(folder, lora={"rank": 2, "quantise": "nf4", "adapter": str(tmp_path)})
+    assert torch.equal(logits(again.module), logits(lm.module))
+    with pytest.raises(SettingError, match="quantise: got None, need nf4, on which the adapter was trained; set it"):
+        load(folder, lora={"rank": 2, "adapter": str(tmp_path)})
+
+
+def test_a_critic_begins_as_a_reward_model_on_a_quantised_base(folder: Path, tmp_path: Path) -> None:
+    reward = load_scalar_model(config(folder), ["reward"], fresh_head=True)
+    learn(reward)
+    save_weights(reward, tmp_path)
+    critic = load_scalar_model(config(tmp_path), ["value"], fresh_head=True)
+    layers = [lm.causal.model.layers[1].mlp.up_proj for lm in (reward, critic)]
+    assert torch.equal(*(layer.lora_B[POLICY].weight for layer in layers))
+    assert torch.equal(*(layer.base_layer.weight.data for layer in layers))
+
+
+def test_where_nothing_can_be_packed_it_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_tiny(tmp_path, hidden_size=8, intermediate_size=9, num_attention_heads=1, num_key_value_heads=1, head_dim=4)
+    with pytest.raises(SettingError, match="need a model with linear layers; LlamaForCausalLM has none of the usual"):
+        load(tmp_path)
+    little = save_tiny(tmp_path / "little", vocab_size=4096)
+    load(little)
+    assert "of the weights are in linear layers and packed; experts, embeddings and the head" in caplog.text
+
+
+def test_a_quantised_model_is_not_merged_in_memory(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got a base in 4 bits, need a run's folder; export it with --merge"):
+        save_scalar_model(load_scalar_model(config(folder), ["reward"], fresh_head=True), tmp_path)
 
 
 def test_a_reward_model_on_a_quantised_base_scores_the_same_when_it_is_read_back(folder: Path, tmp_path: Path) -> None:

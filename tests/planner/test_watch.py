@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from quatrain.planner.from_recipe import job_from_recipe
+from quatrain.planner.hardware import find_device
+from quatrain.planner.memory import phases, resident
 from quatrain.planner.watch import measured, predicted, save_plan
 from quatrain.recipe_file import validate_recipe
 
@@ -33,13 +36,22 @@ def test_the_longest_row_of_the_data_stands_in_for_a_limit_that_is_not_set() -> 
 
 
 def test_a_base_in_four_bits_takes_less() -> None:
-    def adapters(**settings: object) -> float:
-        lora = {"rank": 8, **settings}
-        recipe = {**RECIPE, "model": {"path": "meta-llama/Llama-2-7b-hf", "device": "cpu", "lora": lora}}
-        return float(predicted(validate_recipe(recipe), prompt=8)["per_gpu_gb"])
+    def load(device: str, **settings: object) -> dict[str, float]:
+        model = {"path": "meta-llama/Llama-2-7b-hf", "lora": {"rank": 8, **settings}}
+        job = job_from_recipe(validate_recipe({**RECIPE, "model": model}), find_device(device)).job
+        return dict(phases(job)[0].components)
 
     # 6.48e9 weights of linear layers: 4 bytes of float32, or half a byte and a scale of 8.127 bits for every 64
-    assert adapters() - adapters(quantise="nf4") == pytest.approx(6.476e9 * (4 - 0.5 - 8.127 / 512) / 1e9, rel=0.03)
+    plain, packed = load("a100-80g")["weights"], load("a100-80g", quantise="nf4")["weights"]
+    assert plain - packed == pytest.approx(6.476e9 * (4 - 0.5 - 8.127 / 512), rel=0.03)
+    # a CPU holds the original weights while it packs them
+    assert load("cpu", quantise="nf4")["weights before packing"] + packed == pytest.approx(plain)
+
+
+def test_experts_are_not_packed() -> None:
+    model = {"path": "mistralai/Mixtral-8x7B-v0.1", "lora": {"rank": 8, "quantise": "nf4", "targets": ["q_proj"]}}
+    job = job_from_recipe(validate_recipe({**RECIPE, "model": model}), find_device("h200")).job
+    assert 4 * 45.1e9 < resident(job)[0]["weights"] < 4 * 46.7e9
 
 
 def test_a_model_without_a_config_at_hand_is_no_error() -> None:
