@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 settings.register_profile("gate", deadline=None, derandomize=True)
@@ -32,3 +33,11 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A connection to another machine fails the test."""
     monkeypatch.setattr(socket.socket, "connect", _local_only)
     yield
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    """A recipe sets the threads of its process; the next test has its own number again."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ class Letter:
     def close(self):
         pass
 '''
+
+
+def quiet() -> Console:
+    """A console that nobody sees."""
+    return Console(StringIO(), terminal=False)
 
 
 def rows(path: Path, texts: Sequence[str], **columns: Any) -> Path:

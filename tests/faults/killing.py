@@ -4,18 +4,11 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from io import StringIO
 
 import pytest
 
 from quatrain.config import AnyRecipe
-from quatrain.telemetry.console import Console
-from tests.runs import in_child, train
-
-
-def quiet() -> Console:
-    """A console that nobody sees."""
-    return Console(StringIO(), terminal=False)
+from tests.runs import in_child, quiet, train
 
 
 def kill_at(flush: int) -> Callable[[], None]:

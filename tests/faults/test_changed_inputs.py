@@ -4,7 +4,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,8 @@ from quatrain.methods import run as run_module
 from quatrain.methods.online import train
 from quatrain.methods.run_folder import BLOCK_BYTES, BLOCKS, fingerprint
 from quatrain.models.load import load_language_model
-from quatrain.telemetry.console import Console
-from tests.runs import metrics_of, recipe, recipe_file, start
+from tests.runs import metrics_of, quiet, recipe, recipe_file, start
 from tests.tiny import save_tiny
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 def refused(folder: Path, **changes: Any) -> str:

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -72,13 +71,6 @@ def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "dynamic sampling":
         assert sum(row.metrics["refill/groups"] > 2 for row in read_metrics(folder / "unbroken")) >= STEPS // 2
     return request.param, folder
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def assert_same(folder: Path, name: str = "run") -> None:

@@ -6,13 +6,11 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from quatrain.config import OfflineRecipe
 from quatrain.errors import Interrupted, QuatrainError, ResumeError
@@ -22,8 +20,8 @@ from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_events, read_metrics
 from quatrain.train.checkpoint import checkpoint_path, checkpoints
 from quatrain.train.learner import Learner
-from tests.faults.killing import kill_and_resume, quiet
-from tests.runs import assert_equal_weights, in_child, metrics_of, offline_recipe, weights_of
+from tests.faults.killing import kill_and_resume
+from tests.runs import assert_equal_weights, in_child, metrics_of, offline_recipe, quiet, weights_of
 
 STEPS = 6
 LORA = {"lora": {"rank": 2}}
@@ -61,13 +59,6 @@ def unbroken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("resume")
     train(case(request.param, folder, "unbroken"), quiet())
     return request.param, folder
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 def part(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from quatrain.models.scalar import load_scalar_model, token_values
 from quatrain.telemetry.run_log import read_metrics
 from quatrain.train.checkpoint import checkpoint_path
 from tests.algorithms.synthetic import make_sample
-from tests.faults.killing import kill_and_resume, quiet
-from tests.runs import assert_equal_weights, metrics_of, recipe, weights_of
+from tests.faults.killing import kill_and_resume
+from tests.runs import assert_equal_weights, metrics_of, quiet, recipe, weights_of
 
 STEPS = 4
 STEERED = {"placement": "reward", "coefficient": 0.1, "target": 0.05, "horizon": 40, "spike": 0.2}
@@ -47,13 +46,6 @@ def case(name: str, folder: Path, output: str = "run") -> Recipe:
     return recipe(folder, **{**own, "algorithm": algorithm, "train": {"steps": STEPS, **own.get("train", {})}},
                   checkpoint={"every": 1}, rollout={"group_size": 2, "max_tokens": 4},
                   output=str(folder / output))  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=CASES)

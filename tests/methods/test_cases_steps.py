@@ -4,33 +4,18 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from quatrain.errors import DataError, SettingError
 from quatrain.methods import online
 from quatrain.methods.online import train
-from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_metrics
 from quatrain.train.checkpoint import checkpoints
-from tests.runs import assert_equal_weights, in_child, metrics_of, recipe, weights_of
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
+from tests.runs import assert_equal_weights, in_child, metrics_of, quiet, recipe, weights_of
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from quatrain.config import Recipe
 from quatrain.data.history import PromptHistory
@@ -17,9 +14,8 @@ from quatrain.methods import online
 from quatrain.methods.online import train
 from quatrain.methods.prompt_report import prompt_report
 from quatrain.methods.refill import attempts
-from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_metrics
-from tests.runs import assert_equal_weights, metrics_of, recipe, weights_of
+from tests.runs import assert_equal_weights, metrics_of, quiet, recipe, weights_of
 
 STEPS = 6
 VERIFIER = '''
@@ -51,17 +47,6 @@ class Known:
 '''
 REFILL = {"refill_rounds": 2}
 FILTERS = {"skip_right": 1, "skip_wrong": 2, "retry_after": 3}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 def wanted(folder: Path, output: str = "run", steps: int = STEPS, **changes: Any) -> Recipe:

@@ -20,7 +20,7 @@ from quatrain.rewards.judge_prompts import shorten
 from quatrain.rewards.verifier import text_rollout
 from quatrain.telemetry.console import Console
 from tests.rewards.judge_server import StandIn, part, stand_in, verdict
-from tests.runs import offline_recipe, rows
+from tests.runs import offline_recipe, quiet, rows
 from tests.tiny import save_tiny
 
 
@@ -47,10 +47,6 @@ def recipe(folder: Path, address: str = "", **changes: Any) -> LabelRecipe:
 
 def made(folder: Path, name: str = "pairs") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "labels" / f"{name}.jsonl").read_text().splitlines()]
-
-
-def quiet() -> Console:
-    return Console(io.StringIO(), terminal=False)
 
 
 def longest(question: str) -> str:

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -33,22 +32,11 @@ from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_events, read_metrics
 from quatrain.train import learner
 from quatrain.train.checkpoint import checkpoint_path, checkpoints
-from tests.runs import assert_equal_weights, offline_data, offline_recipe, offline_rows, recipe, weights_of
+from tests.runs import assert_equal_weights, offline_data, offline_recipe, offline_rows, quiet, recipe, weights_of
 
 LORA = {"lora": {"rank": 2}}
 METHODS = ("sft", "dpo", "ipo", "kto", "orpo", "simpo", "reward_model")
 DOCUMENTED = {**sft.DOCUMENTED, **preference.DOCUMENTED, **reward_model.DOCUMENTED}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 def values(folder: Path, name: str) -> list[float]:

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from quatrain.algorithms.grpo import DOCUMENTED
 from quatrain.config import Recipe
@@ -27,20 +25,9 @@ from quatrain.telemetry.run_log import read_metrics
 from quatrain.train import learner
 from quatrain.train.checkpoint import checkpoints
 from quatrain.types import Sample
-from tests.runs import assert_equal_weights, metrics_of, recipe, rows, weights_of
+from tests.runs import assert_equal_weights, metrics_of, quiet, recipe, rows, weights_of
 
 LORA = {"lora": {"rank": 4}}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 def run(wanted: Recipe) -> Result:

@@ -14,7 +14,7 @@ from quatrain.methods.measures import measures
 from quatrain.methods.online import train
 from quatrain.methods.summary import summarise
 from quatrain.telemetry.console import Console
-from tests.runs import recipe
+from tests.runs import quiet, recipe
 from tests.tiny import tiny_reward_model
 
 
@@ -26,10 +26,6 @@ def paid_by_a_model(folder: Path, **changes: Any) -> Recipe:
     parts = {"preference": {"kind": "reward_model", "path": str(reward), "device": "cpu"}}
     held_out = [{"source": str(folder / "test.jsonl")}]
     return recipe(folder, verifiers={"default": parts}, held_out=held_out, train={"steps": 2}, **changes)
-
-
-def quiet() -> Console:
-    return Console(io.StringIO(), terminal=False)
 
 
 def test_no_value_of_a_reward_model_is_a_right_answer(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A moving reference: worked values, what a run shows of it, and what is saved of it."""
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from quatrain.methods.online import train
 from quatrain.methods.run import open_run
 from quatrain.models.forward import reference_model
 from quatrain.models.load import LanguageModel, load_language_model
-from quatrain.telemetry.console import Console
 from quatrain.telemetry.metrics import Last
 from quatrain.telemetry.run_log import MetricsRow, read_metrics
 from quatrain.train.checkpoint import checkpoint_path, load_checkpoint, save_checkpoint
 from quatrain.train.learner import Learner
 from quatrain.train.reference import move_reference
-from tests.runs import recipe
+from tests.runs import quiet, recipe
 from tests.tiny import save_tiny, tiny_lm
 from tests.train.synthetic import algorithm, credited, learner, nothing, weights
 
@@ -67,10 +65,6 @@ def test_a_refresh_comes_after_every_so_many_steps() -> None:
         seen.append((a_weight(reference).item(), metrics["kl/reference_age"]))
     values = [1.0, 1.0, 3.0, 3.0, 3.0, 6.0, 6.0]
     assert seen == [(value, Last(age)) for value, age in zip(values, [0, 1, 2, 0, 1, 2, 0], strict=True)]
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 def rows(folder: Path, **changes: Any) -> list[MetricsRow]:

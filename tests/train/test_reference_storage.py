@@ -1,6 +1,5 @@
 """A frozen reference in another dtype, and one that waits in host memory between its forwards."""
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from quatrain.errors import SettingError
 from quatrain.methods.online import online_step, train
 from quatrain.methods.run import open_run
 from quatrain.models.load import load_language_model, load_reference
-from quatrain.telemetry.console import Console
 from quatrain.telemetry.run_log import read_metrics
-from tests.runs import metrics_of, recipe
+from tests.runs import metrics_of, quiet, recipe
 
 KL = {"placement": "loss", "estimator": "k3", "coefficient": 0.1}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -25,10 +23,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "average": {"kl": {**KL, "ema": 0.5}},
     "refreshed": {"kl": {**KL, "refresh_every": 1}},
 }
-
-
-def quiet() -> Console:
-    return Console(StringIO(), terminal=False)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
