@@ -17,6 +17,8 @@ PROMPT = 256  # tokens of a prompt where none is given
 PRECISION: dict[str, Precision] = {"float32": "fp32", "bfloat16": "master", "float64": "fp64"}
 BITS: dict[str, Literal[16, 32, 64]] = {"float32": 32, "bfloat16": 16, "float64": 64}
 REFERENCED = ("kto",)  # dpo and ipo read their reference from a cache that the policy fills before the first step
+EMBEDDED = "smollm2-135m"
+SCORERS = ("reward_model", "local_judge")  # verifiers that hold a model
 PAIRS = ("dpo", "ipo", "orpo", "simpo")
 
 
@@ -69,7 +71,7 @@ def _frozen_bytes(model: Any) -> int:
 
 def model_word(path: str) -> str:
     """The embedded model is planned from its table entry, so that nothing need be converted first."""
-    return "HuggingFaceTB/SmolLM2-135M" if path == "smollm2-135m" else path
+    return "HuggingFaceTB/SmolLM2-135M" if path == EMBEDDED else path
 
 
 def _device(recipe: Any) -> Device:
@@ -93,15 +95,12 @@ def _attention(recipe: Any) -> Attention:
     return "fused" if recipe.train.builder == "padded" else "masked"
 
 
-def _reward(recipe: Any) -> tuple[bool, Architecture | None]:
-    """Whether a reward model is among the verifiers, and its architecture if its folder is at hand."""
+def _reward(recipe: Any) -> tuple[int, Architecture | None]:
+    """How many models are among the verifiers, and the architecture of the largest one that is at hand."""
     parts = [part for rubric in getattr(recipe, "verifiers", {}).values() for part in rubric.values()]
-    for part in parts:
-        if part.kind == "reward_model":
-            path = (part.model_extra or {}).get("path")
-            known = isinstance(path, str) and Path(path).expanduser().exists()
-            return True, find_model(str(path))[0] if known else None
-    return False, None
+    paths = {str((part.model_extra or {}).get("path", EMBEDDED)) for part in parts if part.kind in SCORERS}
+    known = [find_model(model_word(path))[0] for path in paths if path == EMBEDDED or Path(path).expanduser().exists()]
+    return len(paths), max(known, key=lambda model: model.parameters, default=None)
 
 
 def _online(recipe: Any, model: Architecture, prompt: int | None) -> Asked:
@@ -115,7 +114,8 @@ def _online(recipe: Any, model: Architecture, prompt: int | None) -> Asked:
     scored, reward = _reward(recipe)
     path = getattr(critic, "path", None)
     extra = {
-        "method": method, "reference": _reads_reference(algorithm), "learned_reward": scored, "reward": reward,
+        "method": method, "reference": _reads_reference(algorithm), "learned_reward": scored > 0,
+        "reward": reward, "reward_models": scored,
         "critic": find_model(model_word(path))[0] if path else None,
         "batch": _micro_batch(train, prompt, longest, rollout.group_size, completions // train.updates_per_step),
         "rollout": Rollout("in_process", rows=min(rollout.max_rows, completions), group=rollout.group_size,

@@ -117,6 +117,7 @@ class Job:
     logit_bytes: float | None = None  # of a logit with its gradient, where the head is not this library's
     reference: bool = True  # a KL penalty needs one; with LoRA it is the base with the adapter off
     learned_reward: bool | None = None  # a reward model scores; None: with PPO it does, else it does not
+    reward_models: int = 1  # where one scores: how many there are, each as large as `reward`
     frozen_bytes: int | None = None  # of a frozen model's parameter; None: as wide as activations
     batch: Batch = field(default_factory=Batch)
     rollout: Rollout = field(default_factory=Rollout)

@@ -71,7 +71,7 @@ def frozen(job: Job) -> Components:
     if job.reference and job.lora is None and job.method in ("grpo", "ppo", "ppo_shared", "dpo"):
         parts["reference"] = shard(job, job.model, width, 3)
     if job.has_reward:
-        parts["reward model"] = shard(job, job.reward or job.model, width, 3)
+        parts["reward model"] = job.reward_models * shard(job, job.reward or job.model, width, 3)
     return parts
 
 

@@ -48,6 +48,13 @@ def test_a_base_in_four_bits_takes_less() -> None:
     assert load("cpu", quantise="nf4")["weights before packing"] + packed == pytest.approx(plain)
 
 
+def test_every_model_that_scores_is_counted() -> None:
+    rewards = {"a": {"kind": "reward_model", "path": "a"}, "b": {"kind": "reward_model", "path": "a", "weight": 0},
+               "c": {"kind": "local_judge"}}  # fmt: skip
+    both = resident(job_from_recipe(validate_recipe({**RECIPE, "verifiers": {"d": rewards}})).job)[0]
+    assert both["reward model"] == 2 * 4 * 134_515_008
+
+
 def test_experts_are_not_packed() -> None:
     model = {"path": "mistralai/Mixtral-8x7B-v0.1", "lora": {"rank": 8, "quantise": "nf4", "targets": ["q_proj"]}}
     job = job_from_recipe(validate_recipe({**RECIPE, "model": model}), find_device("h200")).job
