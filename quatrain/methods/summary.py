@@ -4,6 +4,8 @@ from quatrain.methods.evaluate import Evaluation
 from quatrain.methods.result import Result
 from quatrain.telemetry.console import Console
 
+SIGNS = {1.0: "+", 0.0: "-"}  # of right and wrong answers; ? for those that were not judged
+
 
 def summarise(result: Result, console: Console) -> None:
     """Print it."""
@@ -23,16 +25,16 @@ def summarise(result: Result, console: Console) -> None:
 def _completions(before: Evaluation, after: Evaluation, console: Console, count: int = 4) -> None:
     """The first held-out prompts, with what the model said before and says now."""
     rows: list[tuple[object, ...]] = [("question", "before", "after")]
-    pairs = list(zip(before.answers[:: before.samples], after.answers[:: after.samples], strict=True))
-    for old, new in pairs[:count]:
-        rows.append((_shown(old.question), _marked(old.completion, old.correct), _marked(new.completion, new.correct)))
+    pairs = list(zip(before.answers[:: before.samples], after.answers[:: after.samples], strict=True))[:count]
+    judged = any(answer.correct in SIGNS for pair in pairs for answer in pair)
+    for old, new in pairs:
+        rows.append((_shown(old.question), *(_marked(one.completion, one.correct, judged) for one in (old, new))))
     console.say("")
-    console.table("the first held-out prompts (+ right, - wrong)", rows)
+    console.table("the first held-out prompts" + (" (+ right, - wrong)" if judged else ""), rows)
 
 
-def _marked(text: str, correct: float) -> str:
-    sign = {1.0: "+", 0.0: "-"}.get(correct, "?")  # not judged
-    return f"{sign} {_shown(text)}"
+def _marked(text: str, correct: float, judged: bool) -> str:
+    return f"{SIGNS.get(correct, '?')} {_shown(text)}" if judged else _shown(text)
 
 
 def _shown(text: str, limit: int = 160) -> str:

@@ -43,3 +43,11 @@ def test_accuracy_with_and_without_form_and_the_parts_that_tell_more() -> None:
 def test_without_held_out_prompts_there_is_still_the_folder() -> None:
     text = printed(None, None)
     assert "run folder: runs/x" in text and "%" not in text
+
+
+def test_answers_that_nobody_judged_have_no_marks() -> None:
+    nan = float("nan")
+    text = printed(evaluation(0, (nan, nan, 0.5)), evaluation(2, (nan, nan, 1.0)))
+    assert "+ right" not in text and "? text" not in text and "text 0" in text and "text 2" in text
+    mixed = printed(evaluation(0, (nan, nan, 0.5)), evaluation(2, (1, 1, 1.0)))
+    assert "? text 0" in mixed and "+ text 2" in mixed and "(+ right, - wrong)" in mixed
