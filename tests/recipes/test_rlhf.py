@@ -164,6 +164,7 @@ def stage(folder: Path, name: str, *overrides: str) -> None:
 
 def test_the_published_page_has_the_tables_of_its_data(walk: SimpleNamespace) -> None:
     folder = ROOT / "docs" / "results"
-    found = json.loads((folder / "rlhf.json").read_text(encoding="utf-8"))
     page = (folder / "rlhf.md").read_text(encoding="utf-8")
-    assert walk.results.win_rates(found) in page and walk.results.side_by_side(found) in page
+    for name in ("rlhf.json", "rlhf-hh.json"):
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
+        assert walk.results.win_rates(found) in page and walk.results.side_by_side(found) in page
