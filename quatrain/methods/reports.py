@@ -122,7 +122,7 @@ def show(data: Mapping[str, Any], console: Console) -> None:
         console.say(line)
     console.say("; ".join(f"{mode}: {_how(data[mode])}" for mode in MODES if data[mode]))
     for title, tables in _tables(data, f"{data['target']}: {data['prompts']} prompts, 95 % bootstrap intervals"):
-        names = dict.fromkeys(name for cells in tables.values() for name in cells)
+        names = dict.fromkeys(name for cells in tables.values() for name, one in cells.items() if _measured(one))
         rows: list[Sequence[object]] = [("measure", *tables)]
         rows += [(label(name), *(_cell(cells.get(name)) for cells in tables.values())) for name in names]
         console.say("")
@@ -142,7 +142,8 @@ def show_comparison(found: Mapping[str, Any], console: Console) -> None:
             rows += [(label(name), _number(one["target"]["value"]), _number(one["against"]["value"]),
                       _cell(one["difference"], "+"), _percent(one.get("win_rate")),
                       f"{one['higher']}/{one['lower']}/{one['equal']}",
-                      "" if one["p"] is None else f"{one['p']:.3g}") for name, one in cells.items()]  # fmt: skip
+                      "" if one["p"] is None else f"{one['p']:.3g}")
+                     for name, one in cells.items() if _measured(one["target"], one["against"])]  # fmt: skip
             console.say("")
             console.table(f"{mode}, {title}", rows)
     console.say(f"target: {found['target']}; against: {found['against']}; difference: target - against; win rate: "
@@ -155,6 +156,11 @@ def _tables(data: Mapping[str, Any], title: str) -> list[tuple[str, dict[str, An
     sources = dict.fromkeys(name for own in made.values() for name in own["sources"])
     found = [(title, {mode: own["measures"] for mode, own in made.items()})]
     return found + [(f"source {name}", {mode: own["sources"][name] for mode, own in made.items()}) for name in sources]
+
+
+def _measured(*cells: Mapping[str, Any]) -> bool:
+    """Whether there is a number to show; where only a reward model judges, nothing says which answers are right."""
+    return any(cell["value"] is not None for cell in cells)
 
 
 def label(name: str) -> str:

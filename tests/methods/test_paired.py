@@ -1,12 +1,15 @@
 """Two policies on the same prompts, by hand."""
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 
 from quatrain.errors import SettingError
 from quatrain.methods.evaluate import Evaluation
 from quatrain.methods.paired import by_source, differing, paired, sign_test
+from quatrain.methods.reports import ASKED, show, show_comparison
+from quatrain.telemetry.console import Console
 from tests.methods.test_evaluate import NAN, answer, evaluation
 
 
@@ -72,3 +75,19 @@ def test_what_else_was_not_the_same() -> None:
     other = replace(evaluation([1, 0]), sampling={"temperature": 1.0, "max_tokens": 9})
     assert differing(one, other) == ["completions a prompt 1 and 2", "max_tokens 8 and 9"]
     assert differing(one, one) == [] == differing(one, evaluation([1]))
+
+
+def test_what_nothing_measured_is_not_in_the_tables() -> None:
+    nothing = {"value": None, "low": None, "high": None}
+    half = {"value": 0.5, "low": 0.25, "high": 0.75}
+    rows = {name: {"target": cell, "against": cell, "difference": cell, "win_rate": cell, "higher": 0, "lower": 0,
+                   "equal": 2, "p": 1.0} for name, cell in (("pass@1", nothing), ("reward", half))}  # fmt: skip
+    asked = dict.fromkeys(ASKED)
+    found = {"target": "a", "against": "b", "prompts": 2, "notes": [], "greedy": None, **asked,
+             "sampled": {"measures": rows, "sources": {}}}  # fmt: skip
+    one = {**found, "sampled": {"measures": {"pass@1": nothing, "reward": half}, "sources": {}, "samples": 1,
+                                "sampling": {}}}  # fmt: skip
+    for shower, data in ((show_comparison, found), (show, one)):
+        stream = StringIO()
+        shower(data, Console(stream, terminal=False))
+        assert "mean reward" in stream.getvalue() and "pass@1" not in stream.getvalue()
