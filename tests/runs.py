@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -192,10 +193,11 @@ def in_child(wanted: AnyRecipe, prepare: Callable[[], None] = lambda: None) -> i
 
 
 def start(*arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-    """`quatrain ...` in a process of its own."""
+    """`quatrain ...` in a process of its own, which hears Ctrl-C also where the tests run in the background."""
     root = Path(__file__).resolve().parents[1]
     return subprocess.Popen(
         [sys.executable, "-m", "quatrain", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip

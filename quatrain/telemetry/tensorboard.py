@@ -28,9 +28,8 @@ class TensorBoard:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer: Any = RecordWriter(self._path.open("xb"))
         self._add(0, file_version="brain.Event:2")
-        if first_step > 1:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(first_step, session_log=start)
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(first_step, session_log=start)  # also before step 1, which a run that was killed may have logged
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One point per name at `step`."""

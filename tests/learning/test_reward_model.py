@@ -134,7 +134,7 @@ def test_every_head_learns_its_own_attribute(tmp_path: Path) -> None:
         assert got["pairs"] == 150 and got["low"] < best < got["high"], (name, best, got)
     assert abs(report["heads"]["correlation"][0][1]) < 0.4  # the qualities have nothing in common
     front = np.array([one["scores"] for one in report["heads"]["front"]])
-    assert len(front) > 1 and (np.diff(front[:, 0]) < 0).all() and (np.diff(front[:, 1]) > 0).all()
+    assert len(front) > 1 and (np.diff(front[:, 0]) <= 0).all() and (np.diff(front[:, 1]) >= 0).all()  # rounded
 
 
 def test_ties_are_put_close(tmp_path: Path) -> None:
