@@ -1,6 +1,7 @@
 """Everything about a recipe that can be checked without its weights."""
 
 from itertools import chain
+from pathlib import Path
 
 from quatrain.algorithms import ALGORITHMS, OFFLINE_ALGORITHMS, OfflineAlgorithm
 from quatrain.config import AnyRecipe, OfflineRecipe, Recipe, batch_arithmetic, warnings_of
@@ -10,7 +11,8 @@ from quatrain.data.overlap import check_disjoint, to_exclude
 from quatrain.data.prompts import load_sources
 from quatrain.errors import SettingError
 from quatrain.methods.offline_run import check_best_metric, open_data
-from quatrain.models.load import load_max_positions, load_tokenizer
+from quatrain.models.load import load_max_positions, load_tokenizer, resolve_model
+from quatrain.models.quantise import with_own_adapter
 from quatrain.planner.from_recipe import model_word
 from quatrain.planner.models import find_model
 from quatrain.rewards.rubric import build_verifiers
@@ -19,6 +21,8 @@ from quatrain.rollout import ENGINES
 
 def dry_run(recipe: AnyRecipe) -> None:
     """Read the data, build the verifiers, check the overlap, render a prompt when the tokenizer is at hand."""
+    if recipe.model.lora is not None and Path(recipe.model.path).expanduser().exists():
+        with_own_adapter(recipe.model, resolve_model(recipe.model.path))
     if isinstance(recipe, OfflineRecipe):
         _dry_run_offline(recipe)
     else:

@@ -14,6 +14,7 @@ import torch
 
 from quatrain.config import Recipe
 from quatrain.errors import SettingError
+from quatrain.folders import adapter_base
 from quatrain.methods.reports import (
     Report,
     asked_by,
@@ -166,8 +167,9 @@ def export_run(run: Path, to: Path, *, merge: bool, step: Step = None) -> None:
         lm = load_scalar_model(config, fresh_head=False) if scalar else load_language_model(config)
         lm.module.save_pretrained(to)
         lm.tokenizer.save_pretrained(to)
+    base = adapter_base(folder) or recipe.model.path
     kind = "adapter" if recipe.model.lora is not None and not merge else "reward model" if scalar else "model"
-    told = f" (base model: {recipe.model.path})" if kind == "adapter" else ""
+    told = f" (base model: {base})" if kind == "adapter" else ""
     if kind == "adapter" and (folder / NOTE).is_file():
-        told = f" (base model: {recipe.model.path}, in 4 bits as in training; --merge writes a model that needs none)"
+        told = f" (base model: {base}, in 4 bits as in training; --merge writes a model that needs none)"
     print(f"{kind} of {run} written to {to}; load it with transformers{told}")

@@ -18,7 +18,7 @@ from torch import nn
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
 from quatrain.folders import adapter_base, is_run, trained_in
-from quatrain.models.quantise import linear4bit, quantise, quantised_base, round_to_nf4, with_own_adapter
+from quatrain.models.quantise import cast, linear4bit, quantise, quantised_base, round_to_nf4, with_own_adapter
 
 EMBEDDED = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -143,8 +143,8 @@ def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: A
             wide = torch.promote_types(dtype, torch.float32)
             module, found = load_module(kind, config.model_copy(update={"path": base}), wide, **options)
             packed = quantised_base(folder)
-            module = module if packed is None else round_to_nf4(module, packed).to(wide)
-            return merge_adapter(module, folder, found).to(dtype), found
+            module = module if packed is None else cast(round_to_nf4(module, packed), wide)
+            return cast(merge_adapter(module, folder, found), dtype), found
         module, found = kind.from_pretrained(
             folder, dtype=dtype, attn_implementation=config.attention, output_loading_info=True, **options
         )
@@ -163,8 +163,8 @@ def prepare(module: Any, tokenizer: Any, config: ModelConfig, trainable: bool) -
             quantise(module, device)
 
         module = add_adapters(module, config)
-    elif not trainable:
-        module.requires_grad_(False)
+    else:
+        module.requires_grad_(trainable)  # merging adapters froze it
     module.to(device)
     if config.gradient_checkpointing and trainable:
         module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -20,7 +20,7 @@ def add_adapters(module: Any, config: ModelConfig) -> Any:
     (a model with a score head has none).
     """
     from peft import LoraConfig as PeftLora
-    from peft import PeftModel, get_peft_model
+    from peft import PeftConfig, PeftModel, get_peft_model
 
     lora = config.lora
     assert lora is not None
@@ -32,6 +32,8 @@ def add_adapters(module: Any, config: ModelConfig) -> Any:
             wrapped = get_peft_model(module, settings)
         elif scalar:
             wrapped = _continued(module, lora.adapter)
+        elif PeftConfig.from_pretrained(lora.adapter).task_type == "SEQ_CLS":
+            raise ValueError("it gives scores, not text")
         else:
             wrapped = PeftModel.from_pretrained(module, lora.adapter, adapter_name=POLICY, is_trainable=True)
             wrapped.load_adapter(lora.adapter, adapter_name=REFERENCE, is_trainable=False)
@@ -75,7 +77,12 @@ def _continued(module: Any, adapter: str) -> Any:
     settings.task_type, settings.inference_mode = "SEQ_CLS", False
     head = {f"base_model.model.score.{name}": weight for name, weight in module.score.state_dict().items()}
     wrapped = get_peft_model(module, settings)
-    set_peft_model_state_dict(wrapped, {**head, **load_peft_weights(adapter, device="cpu")})
+    saved = {
+        name: weight
+        for name, weight in load_peft_weights(adapter, device="cpu").items()
+        if name not in head or weight.shape == head[name].shape
+    }  # of other attributes the head is drawn anew
+    set_peft_model_state_dict(wrapped, {**head, **saved})
     return wrapped
 
 

@@ -56,10 +56,17 @@ def round_to_nf4(module: Any, dtype: torch.dtype) -> Any:
     linear4bit()
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    module = module.to(dtype)
+    cast(module, dtype)
     for _, _, layer in _layers(module):
         packed, state = quantize_4bit(layer.weight.detach().reshape(-1, BLOCK), **NF4)
         layer.weight.data = dequantize_4bit(packed, state).view_as(layer.weight)
+    return module
+
+
+def cast(module: Any, dtype: torch.dtype) -> Any:
+    """The weights in `dtype`; buffers (the frequencies of rotary positions) stay as they are computed."""
+    for weight in module.parameters():
+        weight.data = weight.data.to(dtype)
     return module
 
 
@@ -81,7 +88,7 @@ def quantised_base(folder: str) -> torch.dtype | None:
     try:
         noted = json.loads(file.read_text(encoding="utf-8"))
         dtype = dtypes[noted.pop("dtype")]
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{file} cannot be read ({error})") from error
     if noted != NF4:
         raise ValueError(f"{file} is of another quantisation than {NF4}")
@@ -107,6 +114,10 @@ def with_own_adapter(config: ModelConfig, folder: str) -> ModelConfig:
                            "packing its merged weights again would round the adapters away; leave it out")  # fmt: skip
     if not packed[0]:
         return config
+    saved = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    if (saved["r"], saved["lora_alpha"]) != (lora.rank, lora.alpha):
+        _LOG.warning("model.lora: the adapter of %s goes on, with its own rank %s, alpha %s and targets",
+                     folder, saved["r"], saved["lora_alpha"])  # fmt: skip
     return config.model_copy(update={"path": below[1], "lora": lora.model_copy(update={"adapter": folder})})
 
 

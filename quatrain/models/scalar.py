@@ -121,11 +121,11 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
+    stored = _stored_beside_adapter(config.path)
     config = settled(config)
     dtype = DTYPES[config.dtype]
     trained = trainable and config.lora is None
     adapter = config.lora.adapter if config.lora is not None else None
-    stored = _stored_beside_adapter(config.path)
     options: dict[str, Any] = {"num_labels": len(heads)} if heads and (fresh_head or adapter) else {}
     if fresh_head:
         options["ignore_mismatched_sizes"] = True

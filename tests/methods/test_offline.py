@@ -180,14 +180,32 @@ def test_adapters_are_merged_when_a_run_is_loaded(tmp_path: Path, name: str, mod
         )
 
 
+@pytest.mark.parametrize("name", ["sft", "reward_model"])
+def test_all_weights_of_a_run_with_adapters_can_be_trained(tmp_path: Path, name: str) -> None:
+    """Merging adapters freezes the weights."""
+    train(offline_recipe(tmp_path, name, model=LORA, output=str(tmp_path / "one")), quiet())
+    wanted = offline_recipe(tmp_path, name, model={"path": str(tmp_path / "one")}, output=str(tmp_path / "two"))
+    with open_offline(wanted, quiet(), lambda *_: None) as opened:
+        role = opened.record.learner.roles[opened.algorithm.role]
+        before = {weight: value.detach().clone() for weight, value in role.lm.module.named_parameters()}
+    assert set(role.trainable) == set(before)
+    train(wanted, quiet())
+    part = "reward" if name == "reward_model" else "policy"
+    after = weights_of(tmp_path / "two", 4, part)
+    moved = [weight for weight, value in after.items() if not torch.equal(value, before[weight])]
+    assert set(moved) == set(after)
+
+
 @pytest.mark.filterwarnings("error:Could not find a config file")
-def test_adapters_on_adapters_know_their_base(tmp_path: Path) -> None:
+def test_adapters_on_adapters_know_their_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A LoRA run on a LoRA run: the base of the second is the first, merged."""
     train(offline_recipe(tmp_path, "sft", model=LORA, output=str(tmp_path / "one")), quiet())
     two = offline_recipe(tmp_path, "dpo", model={**LORA, "path": str(tmp_path / "one")}, output=str(tmp_path / "two"))
     train(two, quiet())
     base = json.loads((Path(resolve_model(str(tmp_path / "two"))) / "adapter_config.json").read_text())
     assert base["base_model_name_or_path"] == resolve_model(str(tmp_path / "one"))
+    export_run(tmp_path / "two", tmp_path / "exported", merge=False)
+    assert f"(base model: {resolve_model(str(tmp_path / 'one'))})" in capsys.readouterr().out
     with open_offline(two, quiet(), lambda *_: None) as opened, torch.no_grad():
         expected = opened.record.learner.policy.module(input_ids=torch.tensor([[5, 6, 7]])).logits
     merged = load_language_model(ModelConfig(path=str(tmp_path / "two"), device="cpu"))
@@ -307,6 +325,16 @@ def test_a_dry_run_reads_everything_but_the_weights(tmp_path: Path, capsys: pyte
     overlapping = wanted.model_copy(update={"held_out": wanted.data})
     with pytest.raises(SettingError, match=r"held_out: got .* prompts that are also trained on"):
         dry_run(overlapping)
+
+
+def test_a_dry_run_refuses_what_cannot_be_packed_again(tmp_path: Path) -> None:
+    packed = {"lora": {"rank": 2, "quantise": "nf4"}}
+    train(offline_recipe(tmp_path, "sft", model=packed, train={"steps": 1}, output=str(tmp_path / "one")), quiet())
+    again = {"lora": {**packed["lora"], "adapter": resolve_model(str(tmp_path / "one"))}}
+    wanted = offline_recipe(tmp_path, "sft", model={**again, "path": str(tmp_path / "one")})
+    for check in (dry_run, lambda recipe: train(recipe, quiet())):
+        with pytest.raises(SettingError, match="need a model that was not trained on a base in 4 bits before"):
+            check(wanted)
 
 
 def test_a_stop_is_possible_while_evaluating_only_where_no_step_is_open(tmp_path: Path) -> None:

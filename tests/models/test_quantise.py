@@ -151,7 +151,7 @@ def test_a_saved_adapter_is_read_back_bit_for_bit(folder: Path, tmp_path: Path) 
 def test_another_quantisation_beside_an_adapter_is_one_line(folder: Path, tmp_path: Path) -> None:
     save_weights(load(folder), tmp_path)
     for noted, words in (('{"quant_type": "fp4", "dtype": "float32"}', "of another quantisation than"),
-                         ('{"quant_type"', "cannot be read")):  # fmt: skip
+                         ('{"quant_type"', "cannot be read"), ("[]", "cannot be read")):  # fmt: skip
         (tmp_path / quantise.NOTE).write_text(noted)
         with pytest.raises(SettingError, match=words):
             load_language_model(config(tmp_path, lora=None))
@@ -165,6 +165,7 @@ def test_a_base_that_was_stored_in_bfloat16_is_rounded_as_it_was(folder: Path, t
     layer = lm.causal.model.layers[0].mlp.up_proj.base_layer
     kept = layer.forward(torch.eye(layer.in_features, dtype=torch.bfloat16)).T.float()
     assert torch.equal(merged.model.layers[0].mlp.up_proj.weight, kept)
+    assert torch.equal(merged.model.rotary_emb.inv_freq, lm.causal.model.rotary_emb.inv_freq)
     wide = load_language_model(config(tmp_path, lora=None, dtype="float64")).module
     assert torch.equal(wide.model.layers[0].mlp.up_proj.weight.float(), kept)
 
@@ -204,6 +205,33 @@ def test_an_adapter_stays_on_the_base_it_was_trained_on(folder: Path, tmp_path: 
     assert torch.equal(logits(again.module), logits(lm.module))
     with pytest.raises(SettingError, match="quantise: got None, need nf4, on which the adapter was trained; set it"):
         load(folder, lora={"rank": 2, "adapter": str(tmp_path)})
+
+
+def test_a_second_stage_says_when_its_own_rank_is_not_used(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_weights(load(folder), tmp_path)
+    load(tmp_path)
+    assert "goes on" not in caplog.text
+    load(tmp_path, lora={"rank": 3, "quantise": "nf4"})
+    assert "goes on, with its own rank 2, alpha 32" in caplog.text
+
+
+def test_the_adapter_of_a_reward_model_is_no_policy(folder: Path, tmp_path: Path) -> None:
+    save_weights(load_scalar_model(config(folder), ["reward"], fresh_head=True), tmp_path)
+    with pytest.raises(SettingError, match="it gives scores, not text"):
+        load(tmp_path)
+
+
+def test_the_heads_of_a_reward_model_are_read_back_with_its_adapter(folder: Path, tmp_path: Path) -> None:
+    lm = load_scalar_model(config(folder), ["kind", "brief"], fresh_head=True)
+    learn(lm)
+    save_weights(lm, tmp_path)
+    again = load_scalar_model(config(tmp_path), fresh_head=False)
+    texts = [list(range(5, 20))]
+    assert torch.equal(attribute_scores(again, texts), attribute_scores(lm, texts))
+    critic = load_scalar_model(config(tmp_path), ["value"], fresh_head=True)
+    assert attribute_scores(critic, texts).shape == (1, 1)
 
 
 def test_a_critic_begins_as_a_reward_model_on_a_quantised_base(folder: Path, tmp_path: Path) -> None:
