@@ -22,8 +22,15 @@ def trained_in(run: Path) -> Path:
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """The path of the model that the adapters in `folder` belong to; None for whole weights and for a hub id."""
+    """The path of the model that the adapters in `folder` belong to; None for whole weights and for a hub id.
+
+    Raises SettingError when their configuration cannot be read.
+    """
     path = Path(folder) / "adapter_config.json"
     if not path.is_file():
         return None
-    return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError("model.path", str(folder), "a whole adapter_config.json in it",
+                           f"it cannot be read ({error}); save the adapters again") from None  # fmt: skip

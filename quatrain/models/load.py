@@ -122,8 +122,7 @@ def settled(config: ModelConfig) -> ModelConfig:
     """`config` as it is loaded over a base in 4 bits; a missing package shows here, before gigabytes are read."""
     if config.lora is not None and config.lora.quantise is not None:
         linear4bit()
-    with _one_line("model.path", config.path):
-        return with_own_adapter(config, resolve_model(config.path))
+    return with_own_adapter(config, resolve_model(config.path))
 
 
 def load_module(kind: Any, config: ModelConfig, dtype: torch.dtype, **options: Any) -> tuple[Any, dict[str, Any]]:

@@ -79,7 +79,7 @@ def note_base(module: Any, folder: Path) -> None:
 def quantised_base(folder: str) -> torch.dtype | None:
     """The dtype of the weights that were packed under a folder's adapters; None where they were not.
 
-    Raises ValueError for a note that is torn or of another quantisation.
+    Raises SettingError for a note that is torn or of another quantisation.
     """
     file = Path(folder) / NOTE
     if not file.is_file():
@@ -89,9 +89,9 @@ def quantised_base(folder: str) -> torch.dtype | None:
         noted = json.loads(file.read_text(encoding="utf-8"))
         dtype = dtypes[noted.pop("dtype")]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{file} cannot be read ({error})") from error
+        raise SettingError("model.path", folder, f"a whole {NOTE} in it", f"it cannot be read ({error})") from None
     if noted != NF4:
-        raise ValueError(f"{file} is of another quantisation than {NF4}")
+        raise SettingError("model.path", folder, f"{NF4} in {NOTE}", "its base is of another quantisation")
     return dtype
 
 
@@ -115,9 +115,10 @@ def with_own_adapter(config: ModelConfig, folder: str) -> ModelConfig:
     if not packed[0]:
         return config
     saved = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    if (saved["r"], saved["lora_alpha"]) != (lora.rank, lora.alpha):
+    rank, alpha = saved.get("r"), saved.get("lora_alpha")
+    if (rank, alpha) != (lora.rank, lora.alpha):
         _LOG.warning("model.lora: the adapter of %s goes on, with its own rank %s, alpha %s and targets",
-                     folder, saved["r"], saved["lora_alpha"])  # fmt: skip
+                     folder, rank, alpha)  # fmt: skip
     return config.model_copy(update={"path": below[1], "lora": lora.model_copy(update={"adapter": folder})})
 
 

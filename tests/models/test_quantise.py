@@ -150,7 +150,7 @@ def test_a_saved_adapter_is_read_back_bit_for_bit(folder: Path, tmp_path: Path) 
 
 def test_another_quantisation_beside_an_adapter_is_one_line(folder: Path, tmp_path: Path) -> None:
     save_weights(load(folder), tmp_path)
-    for noted, words in (('{"quant_type": "fp4", "dtype": "float32"}', "of another quantisation than"),
+    for noted, words in (('{"quant_type": "fp4", "dtype": "float32"}', "of another quantisation"),
                          ('{"quant_type"', "cannot be read"), ("[]", "cannot be read")):  # fmt: skip
         (tmp_path / quantise.NOTE).write_text(noted)
         with pytest.raises(SettingError, match=words):

@@ -126,6 +126,12 @@ def test_the_folder_of_a_run_means_what_it_trained(tmp_path: Path) -> None:
         (base / "config.json").write_text(json.dumps(configs()["Qwen3-0.6B"]), encoding="utf-8")
         expected = "gpt2" if step == "step-000001" else "qwen3"
         assert find_model(str(run))[0].family == expected
+    for torn in ('{"base', "[]", "{}"):
+        (run / "checkpoints" / "step-000002" / "reward" / "adapter_config.json").write_text(torn, encoding="utf-8")
+        with pytest.raises(
+            SettingError, match=r"^model\.path: got .*, need a whole adapter_config\.json in it; it can"
+        ):
+            find_model(str(run))
 
 
 @pytest.mark.parametrize(
