@@ -5,6 +5,8 @@ from pathlib import Path
 
 from quatrain.errors import SettingError
 
+EMBEDDED = "smollm2-135m"  # the path of the model that needs no folder
+
 
 def is_run(folder: Path) -> bool:
     """Whether a run keeps itself there."""

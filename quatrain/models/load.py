@@ -17,10 +17,9 @@ from torch import nn
 
 from quatrain.config import ModelConfig
 from quatrain.errors import SettingError
-from quatrain.folders import adapter_base, is_run, trained_in
+from quatrain.folders import EMBEDDED, adapter_base, is_run, trained_in
 from quatrain.models.quantise import cast, linear4bit, quantise, quantised_base, round_to_nf4, with_own_adapter
 
-EMBEDDED = "smollm2-135m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from quatrain.folders import EMBEDDED
 from quatrain.planner.architecture import Architecture
 from quatrain.planner.hardware import Device, find_device, local_device
 from quatrain.planner.job import Attention, Batch, Job, Lora, Method, Precision, Rollout
@@ -17,7 +18,6 @@ PROMPT = 256  # tokens of a prompt where none is given
 PRECISION: dict[str, Precision] = {"float32": "fp32", "bfloat16": "master", "float64": "fp64"}
 BITS: dict[str, Literal[16, 32, 64]] = {"float32": 32, "bfloat16": 16, "float64": 64}
 REFERENCED = ("kto",)  # dpo and ipo read their reference from a cache that the policy fills before the first step
-EMBEDDED = "smollm2-135m"
 SCORERS = ("reward_model", "local_judge")  # verifiers that hold a model
 PAIRS = ("dpo", "ipo", "orpo", "simpo")
 
